@@ -13,6 +13,8 @@ T = TypeVar("T")
 #: A read that takes more than this time, in seconds, is slow. The second one is the least time, in seconds, for which a
 #: slow answer is given out while the next one is read.
 _SLOW, _USABLE = 0.1, 60.0
+#: A read that has not ended after this time, in seconds, never will: each call of the database has a shorter limit.
+_HUNG = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Shared(Generic[T]):
         self._fresh, self._times, self._most = fresh, times, most
         self._known: _Known[T] | None = None
         self._reading: asyncio.Task[T] | None = None
+        self._began = -math.inf  #: when the read that is under way began, by the monotonic clock
         self._tasks: set[asyncio.Task[T]] = set()
 
     async def get(self) -> T:
@@ -68,8 +71,11 @@ class Shared(Generic[T]):
             await asyncio.wait(self._tasks)
 
     def _begun(self) -> asyncio.Task[T]:
-        """Return the read that is under way. If there is none, begin one."""
-        if self._reading is None or self._reading.done():
+        """Return the read that is under way. If there is none, or it hangs, begin one."""
+        now = time.monotonic()
+        # A read that hangs is left alone: a caller may still wait for it, and `end` cancels it.
+        if self._reading is None or self._reading.done() or now - self._began > _HUNG:
+            self._began = now
             self._reading = asyncio.create_task(self._read_anew())
             self._tasks.add(self._reading)
             self._reading.add_done_callback(self._has_ended)

@@ -72,6 +72,25 @@ def test_a_quick_answer_is_fresh_for_a_moment_and_then_read_anew(run: Callable[.
     run(scenario)
 
 
+def test_a_read_that_hangs_does_not_keep_all_later_callers_waiting(run: Callable[..., None]) -> None:
+    async def scenario(reads: Reads, shared: Shared[int]) -> None:
+        hung, reads.gate = reads.gate, asyncio.Event()
+        reads.gate.clear()
+        first = asyncio.create_task(shared.get())
+        await settled()
+        reads.now += 60.0
+        second = asyncio.create_task(shared.get())
+        await settled()
+        assert reads.count == 1, "it may still end"
+        reads.now += 0.1
+        reads.gate = hung  # open
+        assert await shared.get() == 2
+        first.cancel()
+        second.cancel()
+
+    run(scenario)
+
+
 def test_callers_share_one_read(run: Callable[..., None]) -> None:
     async def scenario(reads: Reads, shared: Shared[int]) -> None:
         reads.gate.clear()
