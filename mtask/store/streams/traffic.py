@@ -43,6 +43,11 @@ class Traffic:
         self._dense_at, self._some_at = -inf, now
         self.density = Density.SOME
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether writes are so dense that waiting in a change stream costs the server too much."""
+        return self.density is Density.DENSE
+
     def note(self, second: int, number: int, now: float, *, is_news: bool = False) -> None:
         """Record the server's last write from a reply: its second, and its number in that second.
 

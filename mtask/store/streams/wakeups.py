@@ -262,12 +262,17 @@ class Stream:
         return self._cursor.alive
 
     @property
+    def _inner(self) -> Any:
+        """The cursor that the driver keeps to itself, or None with a driver that no longer has one."""
+        return getattr(self._cursor, "_cursor", None)
+
+    @property
     def has_more(self) -> bool:
         """Whether further events have come with the last one, so that the next one costs no read.
 
         The driver tells this only to itself, for the resume token. False with a driver that no longer does.
         """
-        has_next = getattr(getattr(self._cursor, "_cursor", None), "_has_next", None)
+        has_next = getattr(self._inner, "_has_next", None)
         return has_next is not None and bool(has_next())
 
     async def next(self) -> Event | None:
@@ -299,8 +304,8 @@ class Stream:
 
     async def interrupt(self) -> None:
         """End a wait for events, if the server is in one. `next` then raises OperationFailed. Raises DatabaseError."""
-        # The driver hides the cursor: its own way to end a wait is to close the connection.
-        waiting = getattr(getattr(self._cursor, "_cursor", None), "cursor_id", None)
+        # The driver's own way to end a wait is to close the connection.
+        waiting = getattr(self._inner, "cursor_id", None)
         if waiting is not None:
             with bounded(_OPEN_TIMEOUT):
                 await self._store.readable.command("killCursors", "$cmd.aggregate", cursors=[waiting])

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.streams.traffic import Density, Traffic
+from mtask.store.streams.traffic import Traffic
 from mtask.store.streams.wakeups import read_orders
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.lookups import Lookups
@@ -71,8 +71,3 @@ class Looks:
         runs = [run for run in self._scope.ledger.held if run.run_id in self._held]
         self._held = frozenset(run.run_id for run in self._scope.ledger.held)
         await self._lookups.check_held([run.task_id for run in runs])
-
-
-def is_dense(traffic: Traffic) -> bool:
-    """Whether the server takes so many writes that a stream costs more than looks."""
-    return traffic.density is Density.DENSE

@@ -261,20 +261,10 @@ class Scans:
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         is_enough = has_seen_all = False
         try:
-            for behind in ([self._position], []) if self._position is not None else ([],):
-                scan = finding.scan(
-                    self._controls.queues,
-                    self._controls.names,
-                    self._scope.worker_id,
-                    0,
-                    limit,
-                    also=[*share, *self._not_left_alone(), *behind],
-                    timeout=_SHARE_TIMEOUT,
-                )
-                found = await self._take_scan(scan)
-                self._position = None if found.is_complete else finding.behind(found.documents[-1])
-                if not found.is_complete:
-                    break
+            behind = [] if self._position is None else [self._position]
+            found = await self._take_share([*share, *behind], limit)
+            if behind and found.is_complete:  # the share goes on before the position, if at all
+                found = await self._take_share(share, limit)
             has_seen_all = found.is_complete
             is_enough = self._queue.ready_count(monotonic(), own_only=True) >= self._enough
         except DatabaseUnavailable:
@@ -287,10 +277,26 @@ class Scans:
             self._queue.drop_behind_own()
         return is_enough
 
-    async def _scan_all(self, *, is_refill: bool) -> bool:
-        """Scan for the due tasks of all workers, or with `is_refill` False for waiting tasks within the horizon.
+    async def _take_share(self, guards: list[Filter], limit: int) -> finding.Scan:
+        """Scan for due tasks that these guards let through, and note the position of the last one."""
+        scan = finding.scan(
+            self._controls.queues,
+            self._controls.names,
+            self._scope.worker_id,
+            0,
+            limit,
+            also=[*guards, *self._not_left_alone()],
+            timeout=_SHARE_TIMEOUT,
+        )
+        found = await self._take_scan(scan)
+        self._position = None if found.is_complete else finding.behind(found.documents[-1])
+        return found
 
-        Return whether due tasks were left unread.
+    async def _scan_all(self, *, is_refill: bool) -> bool:
+        """Scan for the tasks of all workers that are due, or will be within the horizon.
+
+        A refill looks within the horizon only if the scan has found all due tasks. Return whether due tasks were left
+        unread.
         """
         self._scanned_all_at = monotonic()
         self._position = None

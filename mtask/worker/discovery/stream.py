@@ -18,7 +18,7 @@ from mtask.store.streams.traffic import Density, Traffic
 from mtask.store.streams.wakeups import Event, EventKind, Stream
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.inbox import Inbox
-from mtask.worker.discovery.looks import INTERVAL, Looks, is_dense
+from mtask.worker.discovery.looks import INTERVAL, Looks
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.log import fields, logger
@@ -141,17 +141,18 @@ class StreamLoop:
 
     async def _watch_backlog(self, stream: Stream) -> None:
         """End the wait of the stream when a backlog has come, and writes are dense."""
+        pauses = Backoff(INTERVAL, _MAX_PAUSE)
         try:
             while True:
-                await self._scans.was_cut.wait()
-                pauses = Backoff(INTERVAL, _MAX_PAUSE)
-                while self._scans.is_in_backlog:
-                    if stream.density is not Density.DENSE:  # such a stream notices the backlog between two reads
-                        await self._looks.look_at_orders(self._traffic)
-                        if self._may_rest:
-                            await stream.interrupt()
-                    await asyncio.sleep(pauses.next())
-                await asyncio.sleep(INTERVAL)
+                if not self._scans.is_in_backlog:
+                    pauses.reset()
+                    await self._scans.was_cut.wait()
+                # A stream for dense writes does not wait for long: it notices the backlog between two reads.
+                if self._scans.is_in_backlog and stream.density is not Density.DENSE:
+                    await self._looks.look_at_orders(self._traffic)
+                    if self._may_rest:
+                        await stream.interrupt()
+                await asyncio.sleep(pauses.next())
         except MtaskError as error:
             logger.warning("change stream goes on in a backlog", extra=fields(reason=str(error)))
         except Exception:
@@ -160,7 +161,7 @@ class StreamLoop:
     @property
     def _may_rest(self) -> bool:
         """Whether the oplog need not be read now: this worker works off a backlog, and writes are dense."""
-        return is_dense(self._traffic) and self._scans.is_in_backlog and not self._is_stopping
+        return self._traffic.is_dense and self._scans.is_in_backlog and not self._is_stopping
 
     async def _rest(self) -> None:
         """Look at intervals, without a stream, while a backlog keeps this worker busy."""

@@ -220,8 +220,7 @@ class PreemptionQueue:
             for order, _, entry in others:
                 if not entry.is_dropped and not entry.is_begun and order > head.order:
                     self._forget(entry)
-            others[:] = [item for item in others if not item[2].is_dropped]
-            heapq.heapify(others)
+        self._clear_dropped()
 
     def take(self, limit: int, now: float) -> list[Entry]:
         """Remove and return at most `limit` ready tasks, the highest priority first.
