@@ -273,7 +273,6 @@ def _connect(parts: Parts) -> None:
     signals.claim_landed.connect(parts.questions.landed)
     signals.room_made.connect(parts.claimer.wake, parts.scans.refill)
     signals.tasks_doubtful.connect(parts.questions.suspect_all)
-    signals.tasks_lost.connect(parts.questions.ask_whether_due)
     signals.permits_freed.connect(parts.scans.ask_soon)
     signals.controls_resumed.connect(parts.scans.ask_full)
     signals.controls_changed.connect(parts.limits.changed, parts.scans.ask_full, parts.retention.wake)

@@ -65,6 +65,13 @@ WORKER_MUTATIONS = (
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
+        "lost-and-not-read-again",
+        "A worker does not look at the tasks whose claim it has lost.",
+        (Edit(_SENDER, "            self._scope.signals.tasks_doubtful.send(lost)\n", ""),),
+        ("tests/integration/worker/test_documents.py::"
+         "test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined",),
+    ),
+    Mutation(
         "order-unheard-at-rest",
         "A worker whose stream rests hears of orders with its next heartbeat.",
         (Edit(_LOOKS, "        if orders != self._control:", "        if False:"),),

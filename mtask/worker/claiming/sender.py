@@ -250,10 +250,7 @@ class Sender:
             self._scope.meter.lost(len(lost))
             await self._adoption.adopt(documents, attempt)
             self._admission.lost(lost, won)
-            if len(lost) > 1:
-                self._scope.signals.tasks_lost.send(lost)
-            else:
-                self._scope.signals.tasks_doubtful.send(lost)
+            self._scope.signals.tasks_doubtful.send(lost)
             if admitted is not None:
                 await self._limits.settle(admitted, claim_times(documents, token), lost)
             if closed:

@@ -43,7 +43,6 @@ class Lookups:
         self._controls = admission.controls
         self._quarantine = admission.quarantine
         self._keys = admission.keys
-        self._losses = admission.losses
         self._questions = questions
         self._inbox = inbox
         self._pinger = pinger
@@ -103,10 +102,7 @@ class Lookups:
         ]
         if task_ids:
             try:
-                found = await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS))
-                for task_id in set(task_ids).difference(document["_id"] for document in found):
-                    self._losses.forget(task_id)
-                await self._take_found(found, sent)
+                await self._take_found(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self._questions.suspect_all(task_ids)
             except Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from time import monotonic
 from typing import Any
 
 from mtask.worker.admission.quarantine import Quarantine
@@ -95,12 +94,6 @@ class Questions:
                 self.suspect(task_id)
             elif concerns_holder:
                 self.ask_holder(task_id)
-
-    def ask_whether_due(self, task_ids: Iterable[str]) -> None:
-        """Read those of these tasks that are due. Such a read does not return the tasks that others have claimed."""
-        now = monotonic()
-        for task_id in task_ids:
-            self.ask_when_due(task_id, now)
 
     def ask_when_due(self, task_id: str, when: float) -> None:
         """Ask for a read of this task at the time `when` (monotonic seconds)."""

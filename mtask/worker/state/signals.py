@@ -66,8 +66,6 @@ class Signals:
         self.room_made: Signal[[]] = Signal()
         #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
-        #: Other workers have probably claimed the given tasks. Those that are still due must be read again.
-        self.tasks_lost: Signal[[Iterable[str]]] = Signal()
         #: Permits are free. More tasks may wait for permits than this worker knows, so a scan for due tasks is needed.
         self.permits_freed: Signal[[]] = Signal()
         #: A queue or task name was resumed, so a scan for all waiting tasks is needed.

@@ -493,6 +493,26 @@ def test_malformed_documents_are_examined_one_by_one(serve: Callable[..., None])
     serve(scenario)
 
 
+def test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined(serve: Callable[..., None]) -> None:
+    """The claim is lost, as their runs count as held until 2099. No scan finds them before."""
+    run = {
+        "worker_id": "another",
+        "attempt": 1,
+        "status": "RUNNING",
+        "claim_time": _AGO,
+        "ping_expire_time": datetime(2099, 1, 1, tzinfo=UTC),
+    }
+
+    async def scenario(bench: Bench) -> None:
+        with bench.backed_up():
+            broken = [changed(key, task_state__worker_states=[run]) for key in ("no-run-id-1", "no-run-id-2")]
+            insert(bench, good("a"), *broken, good("b"))
+        await failed(bench, [document["_id"] for document in broken])
+        assert all("run_id" in reason(bench, document["_id"]) for document in broken)
+
+    serve(scenario)
+
+
 # --- numbers ------------------------------------------------------------------------------------------------------
 
 
