@@ -459,6 +459,8 @@ class WorkerDocument(BaseModel):
     schema_revision: Count = 0
     #: The revisions of the controls that the worker has applied.
     controls_seen: list[dict[str, Any]] = Field(default_factory=list)
+    #: How often the worker has appealed to the others. None: it is of a version that never appeals.
+    appeal_cnt: Count | None = None
     was_silent: bool = False  #: whether the worker's registration had expired before its last heartbeat
     control: WorkerControl = Field(default_factory=WorkerControl)
 

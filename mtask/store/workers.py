@@ -67,6 +67,7 @@ def register(me: Registration, dead_incarnation: str | None = None) -> Operation
         "unserved_names": [],
         "unusable_keys": [],
         "controls_seen": [],
+        "appeal_cnt": 0,
         "was_silent": False,
         "concurrency": me.concurrency,
         "running_cnt": 0,
@@ -155,6 +156,8 @@ class Heartbeat:
     unserved_names: Sequence[str]
     controls_seen: Sequence[Mapping[str, Any]] = ()
     unusable_keys: Sequence[str] = ()
+    #: How often this worker has appealed to the others, as due tasks waited for which it had no room.
+    appeal_cnt: int = 0
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
@@ -172,6 +175,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         "unserved_names": x.literal(list(beat.unserved_names)),
         "unusable_keys": x.literal(list(beat.unusable_keys)),
         "controls_seen": x.literal([dict(seen) for seen in beat.controls_seen]),
+        "appeal_cnt": beat.appeal_cnt,
         "was_silent": {"$not": [{"$gt": ["$heartbeat_expire_time", x.NOW]}]},
     }
     document: Document | None = yield workers(

@@ -21,12 +21,14 @@ from mtask.worker.admission.limits import Limits
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.claiming.adoption import Adoption
 from mtask.worker.claiming.claimer import Claimer
+from mtask.worker.claiming.overflow import Overflow
 from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
 from mtask.worker.discovery.callback_janitor import CallbackJanitor
 from mtask.worker.discovery.flow_janitor import FlowJanitor
+from mtask.worker.discovery.hearing import Hearing
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.janitor import Janitor
 from mtask.worker.discovery.looks import Looks
@@ -132,6 +134,7 @@ class Parts:
     adoption: Adoption
     recovery: Recovery
     sender: Sender
+    overflow: Overflow
     claimer: Claimer
     retention: Retention
     recorder: Recorder
@@ -190,13 +193,15 @@ class Assembly:
             scope, queue, admission, inbox, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
         )
         looks = Looks(scope, self.connections.stream, controls, scans, lookups)
-        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks)
+        hearing = Hearing(scope, ranks, scans)
+        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)
         pace = Pace()
         slots = Slots(scope, runner, pace)
         adoption = Adoption(scope, self.app.handlers, admission, questions, runner, slots)
         recovery = Recovery(scope, adoption)
         sender = Sender(scope, admission, lookups, adoption, recovery, pace)
-        claimer = Claimer(scope, queue, admission, slots, sender, finisher)
+        overflow = Overflow(scope, queue, lookups, hearing)
+        claimer = Claimer(scope, queue, admission, slots, sender, finisher, overflow)
         retention = Retention(scope.store, controls)
         recorder = Recorder(scope, self.registrar.registration)
         app = self.app
@@ -225,6 +230,7 @@ class Assembly:
             adoption,
             recovery,
             sender,
+            overflow,
             claimer,
             retention,
             recorder,

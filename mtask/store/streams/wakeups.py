@@ -12,10 +12,11 @@ costs 30 us or more. So when writes are dense, the worker does not wait in the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -23,7 +24,7 @@ from bson import Timestamp
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from mtask.model.status import FINAL, TaskStatus
+from mtask.model.status import FINAL, TaskStatus, WorkerStatus
 from mtask.store.driver.stores import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.statements import expressions as x
 from mtask.store.statements import short
@@ -31,6 +32,8 @@ from mtask.store.statements.filters import LAST_TIME
 from mtask.store.streams.traffic import Density, Traffic
 
 Document = dict[str, Any]
+#: Shares of the tasks: each is some task names, and a text with the character "1" for each bucket of the share.
+Shares = Sequence[tuple[Sequence[str], str]]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
@@ -48,6 +51,7 @@ class EventKind(Enum):
     TASK_INSERTED = "inserted"  #: a new task is due within the horizon, or is malformed
     TASK_CHANGED = "changed"  #: a task becomes due within the horizon, or the worker that holds it must read it
     WORKER_ORDER = "control"  #: a client gave this worker an order
+    APPEAL = "appeal"  #: due tasks wait for which another worker has no room
     PEERS_CHANGED = "peers"  #: a worker came, went or changed its concurrency
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; a firing is no event
     CONTROLS_CHANGED = "rules"  #: a control of a queue or a task name changed
@@ -132,8 +136,32 @@ def _is_wanted(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expr
     return {"$or": [is_malformed, is_due]}
 
 
-def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expression:
+def _is_heard(shares: Shares) -> x.Expression:
+    """Whether an inserted task is of these shares. All workers hear of tasks that are no simple ones of known names."""
+    names = [name for found, _ in shares for name in found]
+    document, bucket = "$fullDocument", x.bucket("$documentKey._id")
+    is_shared = {
+        "$and": [
+            short.looks_simple(document),
+            {"$eq": [{"$type": f"{document}.sealed"}, "missing"]},  # not every worker has every data key
+            {"$in": [f"{document}.name", x.literal(names)]},
+        ]
+    }
+    is_ours = [
+        {
+            "$and": [
+                {"$in": [f"{document}.name", x.literal(found)]},
+                {"$eq": [{"$substrBytes": [slots, bucket, 1]}, "1"]},
+            ]
+        }
+        for found, slots in shares
+    ]
+    return {"$or": [{"$not": [is_shared]}, *is_ours]}
+
+
+def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Shares | None = None) -> x.Expression:
     is_wanted = _is_wanted(worker_id, queues, horizon_ms)
+    is_news = is_wanted if shares is None else {"$and": [is_wanted, _is_heard(shares)]}
     moved = _is_soon(_updated("task_state.next_preempt_time"), horizon_ms)
     asks_holder = {
         "$or": [
@@ -145,7 +173,7 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
     return {
         "$switch": {
             "branches": [
-                {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_wanted, _BEGINS_FLOW]}},
+                {"case": {"$eq": ["$operationType", "insert"]}, "then": {"$or": [is_news, _BEGINS_FLOW]}},
                 {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [moved, asks_holder]}},
                 {"case": {"$eq": ["$operationType", "replace"]}, "then": is_wanted},
                 # A removal is no event. A client that removes a task first requests its end with an update. A purge
@@ -157,27 +185,35 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Ex
     }
 
 
+#: Whether an update of a worker's document says that due tasks wait for which this worker has no room.
+_APPEALS = _is_set("appeal_cnt")
+
+
 def _worker_events(worker_id: str) -> x.Expression:
     is_me = {"$eq": ["$documentKey._id", x.literal(worker_id)]}
     asks_me = {"$and": [is_me, {"$or": [_updates_under("control."), _is_set("control")]}]}
-    left = {"$eq": [_updated("status"), "stopped"]}
+    left = {"$in": [_updated("status"), [WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]]}
+    appeals = {"$and": [_APPEALS, {"$not": [is_me]}]}
     resized = _is_set("concurrency")
     return {
         "$switch": {
             "branches": [
-                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [asks_me, left, resized]}},
+                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [asks_me, left, resized, appeals]}},
             ],
             "default": {"$not": [is_me]},
         }
     }
 
 
-def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Document]:
-    """Return the pipeline stages with which this worker's change stream is opened."""
+def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Shares | None = None) -> list[Document]:
+    """Return the pipeline stages with which this worker's change stream is opened.
+
+    `shares`: of inserted simple tasks, the stream tells only of those of these shares. None: of all.
+    """
     wanted = {
         "$switch": {
             "branches": [
-                {"case": {"$eq": ["$ns.coll", TASKS]}, "then": _task_events(worker_id, queues, horizon_ms)},
+                {"case": {"$eq": ["$ns.coll", TASKS]}, "then": _task_events(worker_id, queues, horizon_ms, shares)},
                 {"case": {"$eq": ["$ns.coll", WORKERS]}, "then": _worker_events(worker_id)},
             ],
             "default": {"$not": [_updates_under("schedule_state")]},
@@ -204,6 +240,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
                 "is_simple": short.looks_simple("$fullDocument"),
                 "begins_flow": _BEGINS_FLOW,
                 "is_wanted": {"$or": [{"$not": [_BEGINS_FLOW]}, _is_wanted(worker_id, queues, horizon_ms)]},
+                "appeals": _APPEALS,
                 "preempt_time": _updated("task_state.next_preempt_time"),
                 "status": _updated("task_state.status"),
                 "concerns_holder": {
@@ -217,10 +254,13 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int) -> list[Doc
 class Stream:
     """An open change stream. After any error, the caller must close it, open a new stream and scan again."""
 
-    def __init__(self, store: AsyncStore, wanted: list[Document], traffic: Traffic) -> None:
+    def __init__(self, store: AsyncStore, wanted: Callable[[Shares | None], list[Document]], traffic: Traffic) -> None:
         self._store = store
+        #: Returns the pipeline stages for some shares.
         self._wanted = wanted
         self._traffic = traffic
+        #: The shares of which the stream tells; None: of all tasks.
+        self.shares: Shares | None = None
         #: The density for which the stream was opened.
         self.density = self._traffic.density
         #: The session records the time of the server's last write.
@@ -237,7 +277,7 @@ class Stream:
         traffic: Traffic | None = None,
     ) -> Stream:
         """Open a stream that begins now. `traffic` is what is known of the server's writes. Raises DatabaseError."""
-        stream = cls(store, pipeline(worker_id, queues, horizon_ms), traffic or Traffic(monotonic()))
+        stream = cls(store, partial(pipeline, worker_id, queues, horizon_ms), traffic or Traffic(monotonic()))
         with bounded(_OPEN_TIMEOUT):
             stream._session = store.client.start_session(causal_consistency=False)
             try:
@@ -249,7 +289,7 @@ class Stream:
 
     async def _watch(self, token: Mapping[str, Any] | None = None) -> None:
         self._cursor = await self._store.readable.watch(
-            self._wanted,
+            self._wanted(self.shares),
             resume_after=token,
             max_await_time_ms=MAX_AWAIT_MS[self.density],
             batch_size=_BATCH,
@@ -275,6 +315,19 @@ class Stream:
         has_next = getattr(self._inner, "_has_next", None)
         return has_next is not None and bool(has_next())
 
+    async def hear(self, shares: Shares | None) -> bool:
+        """Tell of the inserted tasks of these shares from now on; return whether the stream now tells of more.
+
+        None: of all tasks. While writes are dense, it tells of all tasks. Raises DatabaseError.
+        """
+        if self._traffic.is_dense:
+            shares = None
+        if shares == self.shares or self._cursor.resume_token is None:
+            return False
+        former, self.shares = self.shares, shares
+        await self._turn()
+        return former is not None
+
     async def next(self) -> Event | None:
         """Return the next event, or None if none came for a while. Raises DatabaseError."""
         if self._traffic.density is not self.density and self.is_open:
@@ -291,9 +344,9 @@ class Stream:
         return None
 
     async def _turn(self) -> None:
-        """Reopen the stream at its present position, with the server's wait for the new density.
+        """Reopen the stream at its present position, with the server's wait for the new density, and the new shares.
 
-        The wait can only be set when a stream is opened.
+        Both can only be set when a stream is opened.
         """
         token = self._cursor.resume_token
         if token is not None:  # without a token, the new stream would miss changes
@@ -338,6 +391,8 @@ def _event(change: Any) -> Event:
     if change["ns"]["coll"] == SCHEDULES:
         return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:
+        if change.get("appeals"):
+            return Event(EventKind.APPEAL, document_id)
         is_control = kind == "update"
         return Event(EventKind.WORKER_ORDER if is_control else EventKind.PEERS_CHANGED, document_id)
     if kind == "insert":

@@ -7,6 +7,7 @@ from functools import partial
 from time import monotonic
 
 from mtask.worker.admission.admission import Admission
+from mtask.worker.claiming.overflow import Overflow
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
 from mtask.worker.log import logger
@@ -40,6 +41,7 @@ class Claimer:
         slots: Slots,
         sender: Sender,
         finisher: Finisher,
+        overflow: Overflow,
     ) -> None:
         self._ledger = scope.ledger
         self._queue = queue
@@ -49,6 +51,7 @@ class Claimer:
         self._slots = slots
         self._sender = sender
         self._finisher = finisher
+        self._overflow = overflow
         self._wake = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._launched_at = 0.0
@@ -79,6 +82,7 @@ class Claimer:
         """Claim no more tasks, and hand back runs that have not started. `run` returns when all claims have ended."""
         self._is_stopping = True
         self._sender.stop()
+        self._overflow.stop()
         self._slots.stop()
         self._wake.set()
 
@@ -98,14 +102,18 @@ class Claimer:
         while not self._is_stopping:
             free_slots = self._slots.free_cnt
             room = free_slots + self._slots.ahead_cnt
-            if room <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
+            now = monotonic()
+            if room <= 0:
+                return self._overflow.look(now)
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
                 return None
             if self._is_backed_up() or self._controls.is_out_of_touch():
+                self._overflow.look(now)
                 return _PAUSE
-            now = monotonic()
             pause = self._queue.next_ready(now)
             if pause is None or pause > 0:
-                return pause
+                # Ready tasks of isolated handlers may wait for an executor.
+                return min((wait for wait in (pause, self._overflow.look(now)) if wait is not None), default=None)
             is_limited = self._queue.is_limited_next
             if is_limited:
                 room = free_slots  # the claim uses up the permit, so the run must start at once

@@ -109,6 +109,16 @@ class Lookups:
                 self._questions.suspect_all(task_ids)
                 raise
 
+    async def look_whether_due(self, task_ids: Sequence[str]) -> bool:
+        """Return whether some of these queued tasks are still due, and forget the others. Raises DatabaseError."""
+        sent = monotonic()
+        documents = await self._store.run(finding.look_at_due(task_ids, 0))
+        for task_id in set(task_ids).difference(document["_id"] for document in documents):
+            if not self._ledger.is_old_news(task_id, sent):
+                self._inbox.forget(task_id)
+        await self._take_found(documents, sent)
+        return bool(documents)
+
     def stop(self) -> None:
         """End `run` and `run_due`."""
         self._is_stopping = True

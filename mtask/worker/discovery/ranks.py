@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mtask.store.statements.filters import Filter, of_shares
+from mtask.store.streams.wakeups import Shares
 from mtask.worker.state.peers import Peers
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
+
+#: From this number of other workers, a worker hears only of the new tasks for which it is among the first `_HEARERS`.
+_FLEET, _HEARERS = 3, 2
 
 
 class Ranks:
@@ -20,12 +24,16 @@ class Ranks:
         self._names = scope.names
         self._queue = queue
         self._peers = Peers(scope.worker_id, scope.queues)
+        #: The shares of new tasks of which this worker must hear; None: of all tasks, as it is not one of a fleet.
+        self.heard: Shares | None = None
 
     async def take(self, live: Sequence[Mapping[str, Any]]) -> None:
         """Compute the ranks again for these live workers."""
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
+        is_fleet = self._peers.do_all_appeal and self._peers.most_others(self._names) >= _FLEET
+        self.heard = self._peers.shares(self._names, _HEARERS) if is_fleet else None
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
 
     def rank(self, task_id: str, name: str) -> int:

@@ -217,14 +217,14 @@ class Scans:
         return self._queue.capacity // _ENOUGH
 
     @property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether the tasks of a backlog differ in priority and age alone: no limits, no turns, no paused tenant."""
         return not (self._limits.is_any or self._controls.fair_queues or self._controls.paused_tenants)
 
     @property
     def is_in_backlog(self) -> bool:
         """Whether this worker works off a plain backlog: more due tasks wait than the last scan has brought."""
-        return self.was_cut.is_set() and self._is_plain
+        return self.was_cut.is_set() and self.is_plain
 
     def _note_cut(self, *, was_cut: bool) -> None:
         if was_cut:
@@ -250,7 +250,7 @@ class Scans:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
         # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow. Nor are there
         # if a tenant is paused, or tenants take turns.
-        return self._ranks.share(self._controls.names) if self._is_plain and now >= self._next_share else ([], 1.0)
+        return self._ranks.share(self._controls.names) if self.is_plain and now >= self._next_share else ([], 1.0)
 
     async def _scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""

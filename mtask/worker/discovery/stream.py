@@ -17,6 +17,7 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.store.streams.traffic import Density, Traffic
 from mtask.store.streams.wakeups import Event, EventKind, Stream
 from mtask.worker.admission.controls import Controls
+from mtask.worker.discovery.hearing import Hearing
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.looks import INTERVAL, Looks
 from mtask.worker.discovery.questions import Questions
@@ -45,6 +46,7 @@ class StreamLoop:
         controls: Controls,
         scans: Scans,
         looks: Looks,
+        hearing: Hearing,
     ) -> None:
         """Use `store` only for the change stream.
 
@@ -58,6 +60,7 @@ class StreamLoop:
         self._controls = controls
         self._scans = scans
         self._looks = looks
+        self._hearing = hearing
         self._traffic = Traffic(monotonic())
         #: Whether a stream was open before this one.
         self._was_open = False
@@ -108,6 +111,7 @@ class StreamLoop:
             self._traffic,
         )
         self.is_open = True
+        self._hearing.widen()
         self._scans.ask_full()
         # Changes that happened while no stream was open were not reported.
         self._scope.signals.schedules_changed.send()
@@ -129,6 +133,8 @@ class StreamLoop:
 
     async def _read(self, stream: Stream) -> None:
         while stream.is_open and not self._is_stopping:
+            if await stream.hear(self._hearing.shares):
+                self._scans.ask_soon()  # it did not hear of the new tasks of before
             event = await stream.next()
             if event is not None and not self._take(event):
                 return
@@ -201,9 +207,13 @@ class StreamLoop:
             )
         elif event.kind is EventKind.WORKER_ORDER and event.task_id == self._scope.worker_id:
             self._scope.signals.heartbeat_wanted.send()
+        elif event.kind is EventKind.APPEAL:
+            self._hearing.heard_appeal()
         elif event.kind in (EventKind.PEERS_CHANGED, EventKind.WORKER_ORDER):
+            self._hearing.widen()
             self._scans.ask_peers()
         elif event.kind is EventKind.CONTROLS_CHANGED:
+            self._hearing.widen()
             self._controls.wake()
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._scope.signals.schedules_changed.send()

@@ -106,4 +106,5 @@ def heartbeat(scope: Scope) -> workers.Heartbeat:
         unserved_names=sorted(scope.ledger.unserved_names),
         unusable_keys=sorted(scope.ledger.unusable_keys),
         controls_seen=scope.vitals.controls_seen,
+        appeal_cnt=scope.vitals.appeal_cnt,
     )

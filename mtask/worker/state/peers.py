@@ -46,6 +46,8 @@ class Peers:
         self._ranks: dict[tuple[str, ...], bytes] = {}
         #: The scores of each worker.
         self._digests: dict[str, bytes] = {}
+        #: Whether all other live workers appeal if they have no room. Older versions do not.
+        self.do_all_appeal = True
 
     def prepare(self, workers: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
         """Compute the ranks that `update` will need for these workers.
@@ -59,7 +61,9 @@ class Peers:
 
     def update(self, workers: Iterable[Mapping[str, Any]]) -> None:
         """Use these documents of the live workers from now on. Workers that stop or have concurrency 0 do not count."""
+        workers = list(workers)
         self._others, self._unshared = self._serving(workers)
+        self.do_all_appeal = all(isinstance(worker.get("appeal_cnt"), int) for worker in workers)
         self._ranks = {ids: self._ranks[ids] for ids in self._others.values() if ids in self._ranks}
         live = {self._worker_id}.union(*self._others.values())
         self._digests = {worker: digest for worker, digest in self._digests.items() if worker in live}
@@ -100,11 +104,15 @@ class Peers:
         """Whether another live worker serves one of these names."""
         return any(self._others.get(name) for name in names)
 
-    def shares(self, names: Iterable[str]) -> list[tuple[list[str], str]]:
-        """Return the buckets for which this worker ranks first.
+    def most_others(self, names: Iterable[str]) -> int:
+        """Return the number of other live workers that serve a name: of these names, the one with the most."""
+        return max((len(self._others.get(name, ())) for name in names if name not in self._unshared), default=0)
 
-        Each entry holds some names and a text. The text has one character for each bucket: "1" if this worker ranks
-        first for the bucket, and "0" if it does not.
+    def shares(self, names: Iterable[str], depth: int = 1) -> list[tuple[list[str], str]]:
+        """Return the buckets for which this worker is among the first `depth` workers: by default, the first one.
+
+        Each entry holds some names and a text. The text has one character for each bucket: "1" if this worker is among
+        these for the bucket, and "0" if it is not.
 
         The list is empty if this worker ranks first for all buckets of all names. In that case other workers serve none
         of the names, or they serve the names in other queues.
@@ -115,7 +123,7 @@ class Peers:
         if not any(alike):
             return []
         return [
-            (found, "".join("0" if rank else "1" for rank in self._ranks_among(others)))
+            (found, "".join("1" if rank < depth else "0" for rank in self._ranks_among(others)))
             for others, found in alike.items()
         ]
 

@@ -9,7 +9,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 from mtask.worker.state.turns import Lane, Turns, in_equal_parts
@@ -263,9 +263,19 @@ class PreemptionQueue:
         self._look_at_room()
         if self._peek(self._by_head()[0]) is not None:
             return 0.0
+        return self.next_waiting(now)
+
+    def next_waiting(self, now: float) -> float | None:
+        """Return the seconds until a further task becomes ready; None: there is none."""
+        self._promote(now)
         while self._waiting and self._waiting[0][2].is_dropped:
             heapq.heappop(self._waiting)
-        return max(0.0, self._waiting[0][0] - now) if self._waiting else None
+        return self._waiting[0][0] - now if self._waiting else None
+
+    def of_others(self, limit: int) -> list[str]:
+        """Return the ids of at most `limit` ready tasks for which this worker does not rank first."""
+        found = (entry.task_id for entry in self._entries.values() if entry.is_ready and entry.rank > 0)
+        return list(islice(found, limit))
 
     def next_priority(self, now: float) -> int | None:
         """Return the priority of the next task that is ready; None: no task is ready."""

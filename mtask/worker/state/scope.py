@@ -23,6 +23,8 @@ class Vitals:
     status: WorkerStatus = WorkerStatus.READY
     #: The revisions of the controls that this worker has confirmed.
     controls_seen: list[dict[str, Any]] = field(default_factory=list)
+    #: How often this worker has appealed to the others.
+    appeal_cnt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,18 @@ def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
         await interrupt(self)
 
     monkeypatch.setattr(wakeups.Stream, "interrupt", noted)
+    read, told = wakeups.Stream.next, 0
+    is_waiting = False
+
+    async def noted_read(self: wakeups.Stream) -> wakeups.Event | None:
+        nonlocal told, is_waiting
+        is_waiting = True
+        event = await read(self)
+        is_waiting = False
+        told += event is not None
+        return event
+
+    monkeypatch.setattr(wakeups.Stream, "next", noted_read)
     gate = Gate()
 
     async def scenario() -> None:
@@ -193,7 +205,7 @@ def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
             bench.stop_stream()
             await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
             loop = bench.worker.parts.stream
-            assert loop.is_open
+            await until(lambda: told == BACKLOG and is_waiting, message="the stream waits for further events")
             monkeypatch.setattr(traffic, "WINDOW", 0.01)
             bench.worker.parts.scans.ask_full()
             await until(lambda: not loop.is_open, message="the wait of the stream is over")

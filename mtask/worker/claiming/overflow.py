@@ -1,0 +1,69 @@
+"""The overflow: the due tasks for which this worker does not rank first, while it has no room for them.
+
+Other workers may not hear of these tasks. So this worker reads whether they still wait, and appeals if they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from mtask.errors import DatabaseError
+from mtask.worker.discovery.hearing import Hearing
+from mtask.worker.discovery.lookups import Lookups
+from mtask.worker.log import fields, logger
+from mtask.worker.state.queue import PreemptionQueue
+from mtask.worker.state.scope import Scope
+
+#: The most tasks of one read. One task that waits is reason enough for an appeal.
+_MAX_TASKS = 50
+#: The least time between two reads, in seconds.
+_PAUSE = 0.05
+
+
+class Overflow:
+    """Appeals to the other workers when tasks wait that this worker should take, but cannot."""
+
+    def __init__(self, scope: Scope, queue: PreemptionQueue, lookups: Lookups, hearing: Hearing) -> None:
+        self._vitals = scope.vitals
+        self._signals = scope.signals
+        self._queue = queue
+        self._lookups = lookups
+        self._hearing = hearing
+        self._next_read = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    def look(self, now: float) -> float | None:
+        """Begin a read if due tasks wait for this worker, which has no room; return the seconds until the next look.
+
+        None: the next look follows a change of the queue or of the room. The first worker for a task needs no help
+        yet: the second one tries the task a moment later.
+        """
+        pause = self._hearing.until_appeal(now)
+        if pause is None or self._reading is not None or not self._vitals.concurrency:
+            return None  # with concurrency 0, the other workers do not count on this one
+        if self._queue.ready_count(now) == self._queue.ready_count(now, own_only=True):
+            next_waiting = self._queue.next_waiting(now)
+            return None if next_waiting is None else max(pause, next_waiting)
+        pause = max(pause, self._next_read - now)
+        if pause > 0:
+            return pause
+        self._next_read = now + _PAUSE
+        self._reading = asyncio.get_running_loop().create_task(self._read(self._queue.of_others(_MAX_TASKS)))
+        return None
+
+    async def _read(self, task_ids: list[str]) -> None:
+        try:
+            if await self._lookups.look_whether_due(task_ids):
+                self._hearing.appeal()
+        except DatabaseError as error:
+            logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
+        except Exception:
+            logger.exception("lookup failed, will be repeated")
+        finally:
+            self._reading = None
+            self._signals.room_made.send()  # the claimer looks again
+
+    def stop(self) -> None:
+        """End the read that is under way."""
+        if self._reading is not None:
+            self._reading.cancel()
