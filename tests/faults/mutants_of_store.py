@@ -357,9 +357,8 @@ STORE_MUTATIONS = (
         "stream-resumed-where-it-ended",
         "A stream that cannot be resumed is resumed for ever.",
         (
-            Edit(_WATCH, "    def __init__(self, store: AsyncStore, wanted: list[Document], traffic: Traffic) -> None:",
-                 "    last_token: Any = None\n\n"
-                 "    def __init__(self, store: AsyncStore, wanted: list[Document], traffic: Traffic) -> None:"),
+            Edit(_WATCH, "close it, open a new stream and scan again.\"\"\"\n",
+                 "close it, open a new stream and scan again.\"\"\"\n\n    last_token: Any = None\n"),
             Edit(_WATCH, "await stream._watch()", "await stream._watch(cls.last_token)"),
             Edit(_WATCH, "        written = self._session.operation_time",
                  "        Stream.last_token = self._cursor.resume_token\n"

@@ -26,6 +26,11 @@ _DOCUMENTS = "tests/integration/worker/test_documents.py"
 _ENDINGS = "tests/integration/worker/running/test_endings.py"
 _LEAKS = "tests/integration/worker/test_leaks.py"
 _REST = "tests/integration/worker/discovery/test_rest.py"
+_HEARING = "tests/integration/worker/discovery/test_hearing.py"
+_WAKEUP_TESTS = "tests/integration/store/streams/test_wakeups.py"
+_WAKEUPS = "mtask/store/streams/wakeups.py"
+_HEARING_CODE = "mtask/worker/discovery/hearing.py"
+_OVERFLOW = "mtask/worker/claiming/overflow.py"
 _LOOKS = "mtask/worker/discovery/looks.py"
 _GIVING_WAY = "tests/integration/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
@@ -100,6 +105,73 @@ WORKER_MUTATIONS = (
         "A stream that waits for events is woken by each write of a backlog, until its wait is over.",
         (Edit(_STREAM, "await stream.interrupt()", "pass"),),
         (f"{_REST}::test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come",),
+    ),
+    Mutation(
+        "not-simple-and-unheard",
+        "A worker of a fleet hears of a task that wants several workers only if it is one of the first two.",
+        (Edit(_WAKEUPS, 'return {"$or": [{"$not": [is_shared]}, *is_ours]}', 'return {"$or": is_ours}'),),
+        (f"{_WAKEUP_TESTS}::test_stream_with_shares_tells_of_their_simple_tasks_and_of_all_that_are_not_simple",),
+    ),
+    Mutation(
+        "only-the-first-hears",
+        "A new task waits for a scan if the worker that ranks first for it has no room.",
+        (Edit("mtask/worker/discovery/ranks.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
+        (f"{_HEARING}::test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others",),
+    ),
+    Mutation(
+        "narrow-beside-older-workers",
+        "A worker leaves new tasks to workers of a version that does not say when it has no room.",
+        (Edit("mtask/worker/discovery/ranks.py", "self._peers.do_all_appeal and ", ""),),
+        (f"{_HEARING}::test_worker_beside_one_that_never_appeals_hears_of_all",),
+    ),
+    Mutation(
+        "narrow-with-limits",
+        "A worker hears only of its shares while a limit holds back tasks of the others.",
+        (Edit(_HEARING_CODE, " and self._scans.is_plain else", " else"),),
+        (f"{_HEARING}::test_limit_makes_it_hear_of_all",),
+    ),
+    Mutation(
+        "changes-of-the-fleet-narrow-nothing",
+        "A worker hears only of its former shares when another one has begun to stop.",
+        (Edit(_STREAM, "            self._hearing.widen()\n            self._scans.ask_peers()",
+              "            self._scans.ask_peers()"),),
+        (f"{_HEARING}::test_changes_of_the_fleet_and_of_controls_make_it_hear_of_all",),
+    ),
+    Mutation(
+        "stopping-unheard",
+        "Workers hear that another one stops only when it has stopped.",
+        (Edit(_WAKEUPS, "[WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]", "[WorkerStatus.STOPPED.value]"),),
+        (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
+    ),
+    Mutation(
+        "appeal-unheard",
+        "A worker does not hear that others have no room.",
+        (Edit(_WAKEUPS, '{"$or": [asks_me, left, resized, appeals]}', '{"$or": [asks_me, left, resized]}'),),
+        (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
+    ),
+    Mutation(
+        "appeal-without-a-scan",
+        "A worker that hears an appeal does not look for the tasks of which it had not heard.",
+        (Edit(_STREAM, "                self._scans.ask_soon()  # it did", "                pass  # it did"),),
+        (f"{_HEARING}::test_appeal_of_another_worker_makes_it_hear_of_all_and_scan",),
+    ),
+    Mutation(
+        "no-appeal",
+        "A worker without room keeps tasks to itself that others could take.",
+        (Edit(_OVERFLOW, "                self._hearing.appeal()", "                pass"),),
+        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second",),
+    ),
+    Mutation(
+        "appeal-for-taken-tasks",
+        "A worker without room appeals for tasks that the first worker has taken long ago.",
+        (Edit("mtask/worker/discovery/lookups.py", "return bool(documents)", "return True"),),
+        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second",),
+    ),
+    Mutation(
+        "paused-worker-appeals",
+        "A worker with concurrency 0 wakes the others for tasks that they take anyway.",
+        (Edit(_OVERFLOW, " or not self._vitals.concurrency", ""),),
+        (f"{_HEARING}::test_worker_with_concurrency_0_appeals_for_nothing",),
     ),
     Mutation(
         "share-looked-for-in-vain",

@@ -1,28 +1,50 @@
-"""Lets half of the workers of a run rest their change streams now and then, as in a deep backlog with dense writes.
+"""Lets workers of a run do at a small load what they otherwise do in a deep backlog, or in a quiet fleet.
+
+Half of them rest their change streams now and then, as in a deep backlog with dense writes.
 
 A run under faults has neither: its load is small, and one of its queues has a limit. So these workers take any traffic
 for dense, and each time the clock is in the first half of a period, they take what waits for a backlog. The number of
 its process decides whether a worker is one of them.
+
+The other half hear only of the new tasks for which they rank first or second, as in a fleet in which nothing changes.
+Under faults, workers come and go all the time.
 """
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from mtask.store.streams import traffic
 from mtask.worker.discovery.scans import Scans
+
+if TYPE_CHECKING:
+    from mtask.store.streams.wakeups import Shares
+    from mtask.worker.discovery.hearing import Hearing
 
 #: Seconds.
 _PERIOD = 4.0
 
 
 def rest_often() -> None:
-    """Let this process rest its stream half of the time, if its number is odd."""
-    # A worker of the former version, which an upgrade rolls back to, has no rest.
-    if os.getpid() % 2 and hasattr(Scans, "is_in_backlog"):
-        traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
-        Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
+    """Let this process rest its stream half of the time, if its number is odd; else let it hear of little."""
+    # A worker of the former version, which an upgrade rolls back to, has neither.
+    if os.getpid() % 2:
+        if hasattr(Scans, "is_in_backlog"):
+            traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
+            Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
+    elif find_spec("mtask.worker.discovery.hearing") is not None:
+        from mtask.worker.discovery import hearing
+
+        hearing.WIDE_FOR = 0.5
+        hearing.Hearing.shares = property(_shares)  # type: ignore[assignment, method-assign]
+
+
+def _shares(self: Hearing) -> Shares | None:
+    """Return the shares, although one of the run's queues has a limit."""
+    return self._ranks.heard if monotonic() >= self._wide_until else None
 
 
 def _is_in_first_half(_: Scans) -> bool:

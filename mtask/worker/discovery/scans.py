@@ -33,8 +33,10 @@ from mtask.worker.state.timing import Backoff, wake_or_wait
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 #: The least time between two refills, in seconds.
 _REFILL_PAUSE = 0.05
-#: The same where a refill brings the tasks of all workers: most of these tasks are claimed by the others meanwhile.
-_HELP_PAUSE = 0.2
+#: The same where a refill brings the tasks of all workers, as most of these tasks are claimed by the others meanwhile.
+#: The pause is also this multiple of the last such scan's duration: on a busy server, helpers must not be what slows
+#: the others down.
+_HELP_PAUSE, _HELP_TIMES = 0.2, 10
 #: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
 #: number.
 _APART = 4
@@ -94,6 +96,8 @@ class Scans:
         #: count is limited to the share if the share had enough tasks, or if another share scan may follow.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
+        #: The duration of the last scan for the tasks of all workers, in seconds.
+        self._scan_all_took = 0.0
         self._next_share = 0.0
         #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
         self._position: Filter | None = None
@@ -140,7 +144,8 @@ class Scans:
         if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
             return
         is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
-        pause = self._scanned_at + (_HELP_PAUSE if is_helping else _REFILL_PAUSE) - now
+        pause = max(_HELP_PAUSE, _HELP_TIMES * self._scan_all_took) if is_helping else _REFILL_PAUSE
+        pause += self._scanned_at - now
         if pause > 0:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
@@ -301,6 +306,7 @@ class Scans:
         self._scanned_all_at = monotonic()
         self._position = None
         found = await self._scan_within(timedelta(0) if is_refill else HORIZON)
+        self._scan_all_took = monotonic() - self._scanned_all_at
         if found.is_complete and is_refill:
             found = await self._scan_within(HORIZON)
         if found.is_complete:

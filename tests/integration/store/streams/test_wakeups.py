@@ -13,16 +13,19 @@ import pytest
 from pymongo import AsyncMongoClient
 from pymongo.write_concern import WriteConcern
 
+from mtask.model.buckets import BUCKET_CNT, bucket_of
 from mtask.model.rules import HORIZON
-from mtask.model.status import RunStatus
+from mtask.model.status import RunStatus, WorkerStatus
+from mtask.store import workers
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import wakeups
 from mtask.store.streams.traffic import Density
 from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, queries
+from mtask.store.workers import Heartbeat
 from tests.clients import server_now
-from tests.integration.stores import claim, parsed, publish, stored
+from tests.integration.stores import claim, parsed, publish, register, registration, stored
 from tests.mongo import PATIENCE, Client, until
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
@@ -105,6 +108,76 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
     stages = [{"$changeStream": {}}, *wakeups.pipeline("w", ["default"], _HORIZON_MS)]
     plan = store.database.command("explain", {"aggregate": 1, "pipeline": stages, "cursor": {}})
     assert "o.diff.u.quiet_time" in str(plan["stages"][0])
+
+
+# --- shares -----------------------------------------------------------------------------------------------
+
+
+def told_of(store: SyncStore, shares: wakeups.Shares, *documents: dict[str, Any]) -> set[Any]:
+    """Return the ids of those of these new tasks of which a stream with these shares tells."""
+    wanted = wakeups.pipeline("me", ["default"], _HORIZON_MS, shares)
+    unchecked = store.database.get_collection("tasks")
+    with store.database.watch(wanted, max_await_time_ms=200) as stream:
+        store.database.command(
+            "insert", "tasks", documents=[*documents], bypassDocumentValidation=True, writeConcern={"w": "majority"}
+        )
+        unchecked.insert_one({**documents[0], "_id": "last:last", "name": "last", "key": "last"})
+        told: set[Any] = set()
+        for event in stream:
+            if event["documentKey"]["_id"] == "last:last":
+                return told
+            told.add(event["documentKey"]["_id"])
+    raise AssertionError("the stream ended")
+
+
+def test_stream_with_shares_tells_of_their_simple_tasks_and_of_all_that_are_not_simple(store: SyncStore) -> None:
+    publish(store, "k")
+    model = stored(store, "k")
+
+    def made(key: str, **fields: Any) -> dict[str, Any]:
+        document = {**model, "_id": f"task:{key}", "key": key}
+        for path, value in fields.items():
+            *parents, last = path.split("__")
+            inner = document
+            for parent in parents:
+                inner[parent] = inner = {**inner[parent]}
+            inner[last] = value
+        return document
+
+    simple = [made(f"{number}") for number in range(200)]
+    ours = {task["_id"] for task in simple if bucket_of(task["_id"]) % 3 == 0}
+    others = [task["key"] for task in simple if task["_id"] not in ours]
+    told_anyway = [
+        made("several" + others[0], task_option__concurrent_worker_cnt=2),
+        made("named" + others[1], task_option__specific_worker_ids=["me"]),
+        made("sealed" + others[2], sealed="one-key"),
+        made("malformed" + others[3], task_state__status=7),
+        {**made("unknown"), "_id": "other:unknown", "name": "other"},
+    ]
+    odd = {**made("number"), "_id": 17}  # it has a bucket, too
+    digits = "".join("1" if bucket % 3 == 0 else "0" for bucket in range(BUCKET_CNT))
+    found = told_of(store, [(["task", "mail"], digits)], *simple, *told_anyway, odd) - {17}
+    always = {task["_id"] for task in told_anyway}
+    assert found - always == ours
+    assert always <= found
+    assert 40 < len(ours) < 100
+
+
+def test_appeals_and_ends_of_other_workers_are_told(store: SyncStore) -> None:
+    def beat(worker_id: str, status: WorkerStatus = WorkerStatus.RUNNING, appeal_cnt: int = 0) -> None:
+        me = registration(worker_id, ["default"], ["task"])
+        assert store.run(workers.heartbeat(me, Heartbeat(status, 0, 10, [], appeal_cnt=appeal_cnt)))
+
+    for worker_id in ("me", "other"):
+        register(store, worker_id, ["task"])
+    with store.database.watch(wakeups.pipeline("me", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
+        beat("other")
+        beat("me", appeal_cnt=1)
+        beat("other", appeal_cnt=1)
+        beat("other", appeal_cnt=1)
+        beat("other", WorkerStatus.STOPPING, appeal_cnt=1)
+        kinds = [wakeups._event(next(stream)).kind for _ in range(2)]
+    assert kinds == [wakeups.EventKind.APPEAL, wakeups.EventKind.WORKER_ORDER]
 
 
 # --- how it is read ---------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second(
             await until(lambda: f"task:{own}" in queue, message="its own task is known")
             await bench.client.publish("task", key=taken)
             await until(lambda: len(reads) == 1 and f"task:{taken}" not in queue, message="the taken task is forgotten")
-            assert appeals_of(bench) == 0
+            assert bench.worker.parts.scope.vitals.appeal_cnt == 0
             await bench.client.publish("task", key=left)
             await until(lambda: appeals_of(bench) > 0, message="it appeals")
             assert reads[:2] == [([f"task:{taken}"], False), ([f"task:{left}"], True)]
@@ -254,7 +254,8 @@ def test_worker_with_concurrency_0_appeals_for_nothing(
     async def scenario() -> None:
         async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
             parts = bench.worker.parts
-            parts.slots.set_concurrency(0)
+            await bench.client.set_worker("w1", concurrency=0)
+            await until(lambda: parts.scope.vitals.concurrency == 0, message="the order is heard")
             await bench.client.publish("task", key=keys_of_rank(1)[0])
             await until(lambda: parts.queue.ready_count(monotonic()) == 1, message="the task is ready")
             assert parts.overflow.look(monotonic()) is None

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -175,3 +176,25 @@ def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_back
     scans = Scans(failure)
     drain(scans)
     assert scans.vain_cnt == 1
+
+
+def test_helpers_scans_are_apart_by_a_multiple_of_their_duration(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore
+) -> None:
+    register(store, "other", ["work"])
+    app = App()
+
+    @app.task
+    async def work() -> None:
+        return None
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            scans: Any = bench.worker.parts.scans
+            await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
+            scans._counts_own, scans._scanned_at, scans._scan_all_took = False, monotonic(), 360.0
+            scans._queue.has_more = True
+            scans.refill()
+            assert scans._refill.when() - asyncio.get_running_loop().time() > 3_000
+
+    asyncio.run(scenario())

@@ -98,6 +98,30 @@ def test_share_is_what_the_worker_ranks_first_for() -> None:
     assert all((buckets[bucket_of(task_id)] == "1") == (peers.rank(task_id, "work") == 0) for task_id in IDS)
 
 
+def test_each_task_is_in_the_shares_of_two_workers_if_the_first_two_are_asked_for() -> None:
+    seen = fleet(6)
+    shares = {name: peers.shares(["work"], 2)[0][1] for name, peers in seen.items()}
+    for task_id in IDS:
+        hearing = {name for name, buckets in shares.items() if buckets[bucket_of(task_id)] == "1"}
+        assert hearing == {name for name, peers in seen.items() if peers.rank(task_id, "work") < 2}
+        assert len(hearing) == 2
+
+
+def test_a_fleet_is_counted_by_the_name_that_most_others_serve_in_the_same_queues() -> None:
+    peers = Peers("me", ["default"])
+    others = [worker(f"w{number}", "work", queues=["default"]) for number in range(3)]
+    peers.update([*others, worker("far", "mail", queues=["elsewhere"]), worker("near", "mail", queues=["default"])])
+    assert peers.most_others(["work", "mail"]) == 3
+    assert peers.most_others(["mail"]) == 0
+    assert peers.most_others(["nothing"]) == 0
+
+
+def test_workers_of_an_older_version_do_not_appeal() -> None:
+    assert peers_of("me", worker("a", appeal_cnt=0), worker("b", appeal_cnt=3)).do_all_appeal
+    assert not peers_of("me", worker("a", appeal_cnt=0), worker("b")).do_all_appeal
+    assert not peers_of("me", worker("a", appeal_cnt=None)).do_all_appeal
+
+
 def test_what_ranks_second_is_spread_over_all_others() -> None:
     seen = fleet(5)
     first = [task_id for task_id in IDS if seen["w0"].rank(task_id, "work") == 0]
