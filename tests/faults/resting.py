@@ -21,7 +21,7 @@ from mtask.store.streams import traffic
 from mtask.worker.discovery.scans import Scans
 
 if TYPE_CHECKING:
-    from mtask.store.streams.wakeups import Shares
+    from mtask.store.statements.filters import Shares
     from mtask.worker.discovery.hearing import Hearing
 
 #: Seconds.

@@ -40,6 +40,11 @@ def bucket(task_id: Expression = "$_id") -> Expression:
     return {"$mod": [{"$add": [low, BUCKET_CNT]}, BUCKET_CNT]}
 
 
+def is_of(buckets: str, task_id: Expression = "$_id") -> Expression:
+    """Whether a task's bucket is one of these: `buckets` has the character "1" for each of them, and "0" for others."""
+    return {"$eq": [{"$substrBytes": [buckets, bucket(task_id), 1]}, "1"]}
+
+
 def runs_where(condition: Expression, runs: Expression = RUNS) -> Expression:
     """Return the runs for which the condition on `$$run` holds."""
     return {"$filter": {"input": runs, "as": "run", "cond": condition}}

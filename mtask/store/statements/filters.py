@@ -15,6 +15,9 @@ from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
 
 Filter = dict[str, Any]
+#: Parts of the tasks. Each is some task names, and a text with one character for each bucket: "1" if tasks of these
+#: names in this bucket belong to it, and "0" if not.
+Shares = Sequence[tuple[Sequence[str], str]]
 
 NEXT = "task_state.next_preempt_time"
 RUNS = "task_state.worker_states"
@@ -165,18 +168,9 @@ def other_than(task_ids: Sequence[str]) -> list[Filter]:
     return [{"_id": {"$nin": list(task_ids)}}] if task_ids else []
 
 
-def of_shares(shares: Sequence[tuple[Sequence[str], str]]) -> Filter:
-    """Match the tasks of these shares.
-
-    A share is a pair: task names, and a string with one character for each bucket. The character is "1" if the bucket
-    belongs to the share, and "0" if not.
-    """
-    return {
-        "$or": [
-            {"name": {"$in": list(names)}, "$expr": {"$eq": [{"$substrBytes": [slots, x.bucket(), 1]}, "1"]}}
-            for names, slots in shares
-        ]
-    }
+def of_shares(shares: Shares) -> Filter:
+    """Match the tasks of these shares."""
+    return {"$or": [{"name": {"$in": list(names)}, "$expr": x.is_of(buckets)} for names, buckets in shares]}
 
 
 def lapsed(grace_ms: int) -> Filter:

@@ -28,12 +28,10 @@ from mtask.model.status import FINAL, TaskStatus, WorkerStatus
 from mtask.store.driver.stores import CONTROLS, SCHEDULES, TASKS, WORKERS, AsyncStore, bounded
 from mtask.store.statements import expressions as x
 from mtask.store.statements import short
-from mtask.store.statements.filters import LAST_TIME
+from mtask.store.statements.filters import LAST_TIME, Shares
 from mtask.store.streams.traffic import Density, Traffic
 
 Document = dict[str, Any]
-#: Shares of the tasks: each is some task names, and a text with the character "1" for each bucket of the share.
-Shares = Sequence[tuple[Sequence[str], str]]
 _HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
 _OPEN_TIMEOUT = timedelta(seconds=10)
 _BATCH = 1000
@@ -139,7 +137,7 @@ def _is_wanted(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expr
 def _is_heard(shares: Shares) -> x.Expression:
     """Whether an inserted task is of these shares. All workers hear of tasks that are no simple ones of known names."""
     names = [name for found, _ in shares for name in found]
-    document, bucket = "$fullDocument", x.bucket("$documentKey._id")
+    document = "$fullDocument"
     is_shared = {
         "$and": [
             short.looks_simple(document),
@@ -148,13 +146,8 @@ def _is_heard(shares: Shares) -> x.Expression:
         ]
     }
     is_ours = [
-        {
-            "$and": [
-                {"$in": [f"{document}.name", x.literal(found)]},
-                {"$eq": [{"$substrBytes": [slots, bucket, 1]}, "1"]},
-            ]
-        }
-        for found, slots in shares
+        {"$and": [{"$in": [f"{document}.name", x.literal(found)]}, x.is_of(buckets, "$documentKey._id")]}
+        for found, buckets in shares
     ]
     return {"$or": [{"$not": [is_shared]}, *is_ours]}
 
@@ -240,7 +233,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
                 "is_simple": short.looks_simple("$fullDocument"),
                 "begins_flow": _BEGINS_FLOW,
                 "is_wanted": {"$or": [{"$not": [_BEGINS_FLOW]}, _is_wanted(worker_id, queues, horizon_ms)]},
-                "appeals": _APPEALS,
+                "appeals": {"$and": [_APPEALS, {"$not": [_is_set("status")]}, {"$not": [_is_set("concurrency")]}]},
                 "preempt_time": _updated("task_state.next_preempt_time"),
                 "status": _updated("task_state.status"),
                 "concerns_holder": {

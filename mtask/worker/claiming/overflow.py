@@ -6,6 +6,7 @@ Other workers may not hear of these tasks. So this worker reads whether they sti
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 from mtask.errors import DatabaseError
 from mtask.worker.discovery.hearing import Hearing
@@ -16,8 +17,8 @@ from mtask.worker.state.scope import Scope
 
 #: The most tasks of one read. One task that waits is reason enough for an appeal.
 _MAX_TASKS = 50
-#: The least time between two reads, in seconds.
-_PAUSE = 0.05
+#: The least time between two reads, and after one that has failed, in seconds.
+_PAUSE, _PAUSE_AFTER_ERROR = 0.05, 1.0
 
 
 class Overflow:
@@ -56,8 +57,10 @@ class Overflow:
             if await self._lookups.look_whether_due(task_ids):
                 self._hearing.appeal()
         except DatabaseError as error:
+            self._next_read = monotonic() + _PAUSE_AFTER_ERROR
             logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
         except Exception:
+            self._next_read = monotonic() + _PAUSE_AFTER_ERROR
             logger.exception("lookup failed, will be repeated")
         finally:
             self._reading = None

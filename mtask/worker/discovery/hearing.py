@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 from time import monotonic
 
-from mtask.store.streams.wakeups import Shares
+from mtask.store.statements.filters import Shares
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.state.scope import Scope
@@ -52,7 +52,9 @@ class Hearing:
 
     def until_appeal(self, now: float) -> float | None:
         """Return the seconds until this worker may appeal; None: nobody needs an appeal, because all hear of all."""
-        return None if self._ranks.heard is None else max(0.0, self._last_appeal + APPEAL_PAUSE - now)
+        if self._ranks.heard is None or not self._scans.is_plain:
+            return None
+        return max(0.0, self._last_appeal + APPEAL_PAUSE - now)
 
     def appeal(self) -> None:
         """Tell the other workers that due tasks wait, for which this worker has no room."""

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mtask.store.statements.filters import Filter, of_shares
-from mtask.store.streams.wakeups import Shares
+from mtask.store.statements.filters import Filter, Shares, of_shares
 from mtask.worker.state.peers import Peers
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope

@@ -14,7 +14,8 @@ from mtask import App, Context
 from mtask.model.status import WorkerStatus
 from mtask.store import workers
 from mtask.store.driver.stores import SyncStore
-from mtask.store.streams.wakeups import Shares, Stream
+from mtask.store.statements.filters import Shares
+from mtask.store.streams.wakeups import Stream
 from mtask.worker.discovery import hearing
 from mtask.worker.state.peers import Peers
 from tests.integration.stores import claim, register, registration
