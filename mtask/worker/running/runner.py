@@ -58,6 +58,8 @@ class Runner:
         self._settler = settler
         self._successes = successes
         self._busy_threads = 0
+        # Python 3.11 makes a call of the system each time it is asked for the loop.
+        self._loop = asyncio.get_running_loop()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -80,8 +82,7 @@ class Runner:
         self._empty.clear()
         if self._caller.isolation_of(run) is None:
             run.begins()  # an executor begins its run itself, as the run may wait for the executor
-        loop = asyncio.get_running_loop()
-        run.loop = loop
+        run.loop = loop = self._loop
         run.asyncio_task = loop.create_task(self._live(run))  # the ledger keeps the run, and so the asyncio task
         run.on_end = self._on_end
         if run.end_reason is not None:

@@ -99,4 +99,4 @@ class Ledger:
 
         `sent`: the time at which the read was sent (monotonic seconds).
         """
-        return max(self._claimed.get(task_id, 0.0), self._heard.get(task_id, 0.0)) > sent
+        return self._claimed.get(task_id, 0.0) > sent or self._heard.get(task_id, 0.0) > sent

@@ -115,19 +115,19 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
 
 
 def told_of(store: SyncStore, shares: Shares, *documents: dict[str, Any]) -> set[Any]:
-    """Return the ids of those of these new tasks of which a stream with these shares tells."""
+    """Return the ids of those of these new tasks of which a stream with these shares tells. The first one is told."""
     wanted = wakeups.pipeline("me", ["default"], _HORIZON_MS, shares)
-    unchecked = store.database.get_collection("tasks")
     with store.database.watch(wanted, max_await_time_ms=200) as stream:
+        first, *others = documents
         store.database.command(
-            "insert", "tasks", documents=[*documents], bypassDocumentValidation=True, writeConcern={"w": "majority"}
+            "insert", "tasks", documents=others, bypassDocumentValidation=True, writeConcern={"w": "majority"}
         )
-        unchecked.insert_one({**documents[0], "_id": "last:last", "name": "last", "key": "last"})
+        store.tasks.insert_one(first)
         told: set[Any] = set()
         for event in stream:
-            if event["documentKey"]["_id"] == "last:last":
-                return told
             told.add(event["documentKey"]["_id"])
+            if event["documentKey"]["_id"] == first["_id"]:
+                return told
     raise AssertionError("the stream ended")
 
 
@@ -145,7 +145,7 @@ def test_stream_with_shares_tells_of_their_simple_tasks_and_of_all_that_are_not_
             inner[last] = value
         return document
 
-    simple = [made(f"{number}") for number in range(200)]
+    simple = sorted((made(f"{number}") for number in range(200)), key=lambda task: bucket_of(task["_id"]) % 3)
     ours = {task["_id"] for task in simple if bucket_of(task["_id"]) % 3 == 0}
     others = [task["key"] for task in simple if task["_id"] not in ours]
     told_anyway = [
@@ -169,7 +169,7 @@ def test_appeals_and_ends_of_other_workers_are_told(store: SyncStore) -> None:
         me = registration(worker_id, ["default"], ["task"])
         assert store.run(workers.heartbeat(me, Heartbeat(status, 0, 10, [], appeal_cnt=appeal_cnt)))
 
-    for worker_id in ("me", "other"):
+    for worker_id in ("me", "other", "third"):
         register(store, worker_id, ["task"])
     with store.database.watch(wakeups.pipeline("me", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
         beat("other")
@@ -177,8 +177,16 @@ def test_appeals_and_ends_of_other_workers_are_told(store: SyncStore) -> None:
         beat("other", appeal_cnt=1)
         beat("other", appeal_cnt=1)
         beat("other", WorkerStatus.STOPPING, appeal_cnt=2)  # the end is more: the workers rank anew
-        kinds = [wakeups._event(next(stream)).kind for _ in range(2)]
-    assert kinds == [wakeups.EventKind.APPEAL, wakeups.EventKind.WORKER_ORDER]
+        beat("third", WorkerStatus.STOPPING)
+        beat("other", WorkerStatus.STOPPED, appeal_cnt=2)
+        events = [wakeups._event(next(stream)) for _ in range(4)]
+    end = wakeups.EventKind.WORKER_ORDER
+    assert [(event.kind, event.task_id) for event in events] == [
+        (wakeups.EventKind.APPEAL, "other"),
+        (end, "other"),
+        (end, "third"),
+        (end, "other"),
+    ]
 
 
 # --- how it is read ---------------------------------------------------------------------------------------
