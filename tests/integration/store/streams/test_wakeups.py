@@ -179,11 +179,13 @@ def test_appeals_and_ends_of_other_workers_are_told(store: SyncStore) -> None:
         beat("other", WorkerStatus.STOPPING, appeal_cnt=2)  # the end is more: the workers rank anew
         beat("third", WorkerStatus.STOPPING)
         beat("other", WorkerStatus.STOPPED, appeal_cnt=2)
+        register(store, "last", ["task"])
         events = []
         for change in stream:
-            events.append(wakeups._event(change))
-            if change.get("status") == "stopped":
+            event = wakeups._event(change)
+            if event.kind is wakeups.EventKind.PEERS_CHANGED:
                 break
+            events.append(event)
     end = wakeups.EventKind.WORKER_ORDER
     assert [(event.kind, event.task_id) for event in events] == [
         (wakeups.EventKind.APPEAL, "other"),
