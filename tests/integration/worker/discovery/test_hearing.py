@@ -131,10 +131,16 @@ def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
             before, after = keys_of_rank(3)[:2]
             await bench.client.publish("task", key=before)
             monkeypatch.setattr(hearing, "WIDE_FOR", _FOR_EVER)
-            vars(bench.worker.parts.scans).pop("_scan")
+            scans: Any = bench.worker.parts.scans
+            asked: list[Shares | None] = []
+            scans.ask_soon = lambda: asked.append(heard.shares)
             await asyncio.to_thread(beat, store, OTHERS[0], appeal_cnt=1)
+            await until(lambda: asked, message="a scan is asked for")
+            assert asked == [None]  # the stream hears of all before the scan begins
+            for name in ("ask_soon", "_scan"):
+                vars(scans).pop(name)
+            scans.ask_soon()
             await bench.status(f"task:{before}", "SUCCESS")
-            await wide(heard)
             bench.stop_scans()
             await bench.client.publish("task", key=after)
             await bench.status(f"task:{after}", "SUCCESS")
