@@ -369,7 +369,7 @@ STORE_MUTATIONS = (
     Mutation(
         "stream-turned-from-now-on",
         "A stream that is read another way from now on begins anew there: what came in between is not told.",
-        (Edit(_WATCH, "                await self._watch(token)", "                await self._watch()"),),
+        (Edit(_WATCH, "await self._watch(token, begin)", "await self._watch()"),),
         ("tests/integration/store/streams/test_wakeups.py::test_what_changes_while_it_turns_to_dense_writes_is_told",),
     ),
     Mutation(

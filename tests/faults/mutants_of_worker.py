@@ -121,13 +121,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "narrow-beside-older-workers",
         "A worker leaves new tasks to workers of a version that does not say when it has no room.",
-        (Edit("mtask/worker/discovery/ranks.py", "self._peers.do_all_appeal and ", ""),),
+        (Edit("mtask/worker/discovery/ranks.py", " if self._peers.do_all_appeal else []", ""),),
         (f"{_HEARING}::test_worker_beside_one_that_never_appeals_hears_of_all",),
     ),
     Mutation(
         "narrow-with-limits",
         "A worker hears only of its shares while a limit holds back tasks of the others.",
-        (Edit(_HEARING_CODE, " and self._scans.is_plain else", " else"),),
+        (Edit(_HEARING_CODE, "return self._scans.is_plain", "return True"),),
         (f"{_HEARING}::test_limit_makes_it_hear_of_all",),
     ),
     Mutation(
@@ -146,7 +146,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "appeal-unheard",
         "A worker does not hear that others have no room.",
-        (Edit(_WAKEUPS, '{"$or": [asks_me, left, resized, appeals]}', '{"$or": [asks_me, left, resized]}'),),
+        (Edit(_WAKEUPS, '{"$or": [asks_me, left, resized, _APPEALS]}', '{"$or": [asks_me, left, resized]}'),),
         (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
     ),
     Mutation(
@@ -156,16 +156,29 @@ WORKER_MUTATIONS = (
         (f"{_HEARING}::test_appeal_of_another_worker_makes_it_hear_of_all_and_scan",),
     ),
     Mutation(
+        "turned-behind-an-event-that-it-leaves-out",
+        "A stream that tells of less from now on begins behind an event that it leaves out, and breaks.",
+        (Edit(_WAKEUPS, "            token, begin = None, self._last[1]\n", "            pass\n"),),
+        (f"{_WAKEUP_TESTS}::test_stream_turns_to_shares_without_its_last_event",),
+    ),
+    Mutation(
+        "appeal-for-all-that-is-due",
+        "A worker appeals for a task that names it, and that nobody else may take.",
+        (Edit("mtask/worker/discovery/lookups.py", "return any(map(_is_for_any_worker, documents))",
+              "return bool(documents)"),),
+        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_that_nobody_takes",),
+    ),
+    Mutation(
         "no-appeal",
         "A worker without room keeps tasks to itself that others could take.",
         (Edit(_OVERFLOW, "                self._hearing.appeal()", "                pass"),),
-        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second",),
+        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_that_nobody_takes",),
     ),
     Mutation(
         "appeal-for-taken-tasks",
         "A worker without room appeals for tasks that the first worker has taken long ago.",
-        (Edit("mtask/worker/discovery/lookups.py", "return bool(documents)", "return True"),),
-        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second",),
+        (Edit("mtask/worker/discovery/lookups.py", "return any(map(_is_for_any_worker, documents))", "return True"),),
+        (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_that_nobody_takes",),
     ),
     Mutation(
         "paused-worker-appeals",
@@ -268,7 +281,7 @@ WORKER_MUTATIONS = (
         "no-regular-scan",
         "What moves into the horizon is never met.",
         (
-            Edit(_SCANS, "next_regular = monotonic() + HORIZON.total_seconds() / 2",
+            Edit(_SCANS, "next_regular = monotonic() + part * HORIZON.total_seconds() / 2",
                  "next_regular = monotonic() + 3600.0"),
         ),
         (f"{_CAUGHT}::test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan",),

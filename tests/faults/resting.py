@@ -15,14 +15,9 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from mtask.store.streams import traffic
 from mtask.worker.discovery.scans import Scans
-
-if TYPE_CHECKING:
-    from mtask.store.statements.filters import Shares
-    from mtask.worker.discovery.hearing import Hearing
 
 #: Seconds.
 _PERIOD = 4.0
@@ -39,12 +34,8 @@ def rest_often() -> None:
         from mtask.worker.discovery import hearing
 
         hearing.WIDE_FOR = 0.5
-        hearing.Hearing.shares = property(_shares)  # type: ignore[assignment, method-assign]
-
-
-def _shares(self: Hearing) -> Shares | None:
-    """Return the shares, although one of the run's queues has a limit."""
-    return self._ranks.heard if monotonic() >= self._wide_until else None
+        # One of the run's queues has a limit.
+        hearing.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
 
 
 def _is_in_first_half(_: Scans) -> bool:

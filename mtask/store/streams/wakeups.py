@@ -186,12 +186,11 @@ def _worker_events(worker_id: str) -> x.Expression:
     is_me = {"$eq": ["$documentKey._id", x.literal(worker_id)]}
     asks_me = {"$and": [is_me, {"$or": [_updates_under("control."), _is_set("control")]}]}
     left = {"$in": [_updated("status"), [WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]]}
-    appeals = {"$and": [_APPEALS, {"$not": [is_me]}]}
     resized = _is_set("concurrency")
     return {
         "$switch": {
             "branches": [
-                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [asks_me, left, resized, appeals]}},
+                {"case": {"$eq": ["$operationType", "update"]}, "then": {"$or": [asks_me, left, resized, _APPEALS]}},
             ],
             "default": {"$not": [is_me]},
         }
@@ -221,6 +220,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
         {
             "$project": {
                 "operationType": 1,
+                "clusterTime": 1,
                 "ns.coll": 1,
                 "documentKey._id": 1,
                 "fullDocument.name": 1,
@@ -256,6 +256,8 @@ class Stream:
         self.shares: Shares | None = None
         #: The density for which the stream was opened.
         self.density = self._traffic.density
+        #: The token and the time of the last event.
+        self._last: tuple[str, Timestamp] | None = None
         #: The session records the time of the server's last write.
         self._session: AsyncClientSession
         self._cursor: AsyncDatabaseChangeStream[Document]
@@ -280,10 +282,11 @@ class Stream:
                 raise
         return stream
 
-    async def _watch(self, token: Mapping[str, Any] | None = None) -> None:
+    async def _watch(self, token: Mapping[str, Any] | None = None, begin: Timestamp | None = None) -> None:
         self._cursor = await self._store.readable.watch(
             self._wanted(self.shares),
             resume_after=token,
+            start_at_operation_time=begin,
             max_await_time_ms=MAX_AWAIT_MS[self.density],
             batch_size=_BATCH,
             session=self._session,
@@ -315,10 +318,16 @@ class Stream:
         """
         if self._traffic.is_dense:
             shares = None
-        if shares == self.shares or self._cursor.resume_token is None:
+        token = self._cursor.resume_token
+        if shares == self.shares or token is None:
             return False
         former, self.shares = self.shares, shares
-        await self._turn()
+        begin = None
+        if shares is not None and self._last is not None and token["_data"] == self._last[0]:
+            # The new shares may leave the last event out, and the server cannot begin behind an event that it does not
+            # find. So the events of the same instant come twice.
+            token, begin = None, self._last[1]
+        await self._reopen(token, begin)
         return former is not None
 
     async def next(self) -> Event | None:
@@ -331,22 +340,24 @@ class Stream:
         if written is not None:
             self._traffic.note(written.time, written.inc, monotonic(), is_news=change is not None)
         if change is not None:
+            self._last = (change["_id"]["_data"], change["clusterTime"])
             return _event(change)
         if self.density is Density.DENSE:
             await asyncio.sleep(_REST)
         return None
 
     async def _turn(self) -> None:
-        """Reopen the stream at its present position, with the server's wait for the new density, and the new shares.
-
-        Both can only be set when a stream is opened.
-        """
+        """Reopen the stream at its present position, with the server's wait for the new density."""
         token = self._cursor.resume_token
         if token is not None:  # without a token, the new stream would miss changes
-            self.density = self._traffic.density
-            with bounded(_OPEN_TIMEOUT):
-                await self._cursor.close()
-                await self._watch(token)
+            await self._reopen(token)
+
+    async def _reopen(self, token: Mapping[str, Any] | None, begin: Timestamp | None = None) -> None:
+        """Open the stream anew. The server's wait and the shares can only be set then."""
+        self.density = self._traffic.density
+        with bounded(_OPEN_TIMEOUT):
+            await self._cursor.close()
+            await self._watch(token, begin)
 
     async def interrupt(self) -> None:
         """End a wait for events, if the server is in one. `next` then raises OperationFailed. Raises DatabaseError."""

@@ -103,10 +103,8 @@ class Claimer:
             free_slots = self._slots.free_cnt
             room = free_slots + self._slots.ahead_cnt
             now = monotonic()
-            if room <= 0:
+            if room <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return self._overflow.look(now)
-            if len(self._in_flight) >= MAX_IN_FLIGHT:
-                return None
             if self._is_backed_up() or self._controls.is_out_of_touch():
                 self._overflow.look(now)
                 return _PAUSE

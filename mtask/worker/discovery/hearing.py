@@ -1,12 +1,13 @@
 """The hearing: decides of which new tasks the change stream tells this worker.
 
 In a fleet, a worker hears only of the new tasks for which it ranks first or second. So an insert wakes two processes,
-however many wait. If the first two have no room for a task, the second one appeals, and all workers hear of all tasks
-for a while.
+however many wait. If these two have no room for a task, one of them appeals, and all workers hear of all tasks for a
+while.
 """
 
 from __future__ import annotations
 
+import random
 from math import inf
 from time import monotonic
 
@@ -18,9 +19,9 @@ from mtask.worker.state.scope import Scope
 #: The least time for which a worker hears of all tasks: after it has opened a stream, after an appeal, and after
 #: workers or controls have changed. In seconds.
 WIDE_FOR = 10.0
-#: The least time between two appeals of a fleet, in seconds. It is shorter than `WIDE_FOR`: while appeals go on, nobody
-#: stops hearing of all tasks.
-APPEAL_PAUSE = 5.0
+#: The bounds of the time between two appeals, in seconds. They are shorter than `WIDE_FOR`: while appeals go on, nobody
+#: stops hearing of all tasks. Each worker draws a time of its own, so that they do not all appeal at once.
+APPEAL_PAUSES = (5.0, 8.0)
 
 
 class Hearing:
@@ -32,7 +33,7 @@ class Hearing:
         self._ranks = ranks
         self._scans = scans
         self._wide_until = inf
-        self._last_appeal = -inf
+        self._next_appeal = 0.0
 
     def widen(self) -> None:
         """From now on, hear of all new tasks for a while."""
@@ -41,23 +42,28 @@ class Hearing:
     @property
     def shares(self) -> Shares | None:
         """The shares of which this worker hears; None: it hears of all new tasks."""
+        return self._ranks.heard if monotonic() >= self._wide_until and self._is_plain else None
+
+    @property
+    def _is_plain(self) -> bool:
         # A limit, fair turns or a paused tenant may hold back one task and not the next. So ranks alone do not tell who
         # takes a task.
-        return self._ranks.heard if monotonic() >= self._wide_until and self._scans.is_plain else None
+        return self._scans.is_plain
 
     def heard_appeal(self) -> None:
-        """Note the appeal of another worker, and hear of all new tasks for a while."""
-        self._last_appeal = monotonic()
+        """Note an appeal, and hear of all new tasks for a while."""
+        self._put_off_appeals()
         self.widen()
 
     def until_appeal(self, now: float) -> float | None:
         """Return the seconds until this worker may appeal; None: nobody needs an appeal, because all hear of all."""
-        if self._ranks.heard is None or not self._scans.is_plain:
-            return None
-        return max(0.0, self._last_appeal + APPEAL_PAUSE - now)
+        return None if self._ranks.heard is None or not self._is_plain else max(0.0, self._next_appeal - now)
 
     def appeal(self) -> None:
-        """Tell the other workers that due tasks wait, for which this worker has no room."""
-        self._last_appeal = monotonic()
+        """Tell all workers that due tasks wait, for which this worker has no room. It hears its own appeal, too."""
+        self._put_off_appeals()
         self._vitals.appeal_cnt += 1
         self._signals.heartbeat_wanted.send()
+
+    def _put_off_appeals(self) -> None:
+        self._next_appeal = monotonic() + random.uniform(*APPEAL_PAUSES)

@@ -15,6 +15,7 @@ from mtask.errors import DatabaseError, DatabaseUnavailable
 from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.model.rules import HORIZON
+from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Operation
 from mtask.store.tasks import claims, finding
 from mtask.worker.admission.admission import Admission
@@ -109,15 +110,17 @@ class Lookups:
                 self._questions.suspect_all(task_ids)
                 raise
 
-    async def look_whether_due(self, task_ids: Sequence[str]) -> bool:
-        """Return whether some of these queued tasks are still due, and forget the others. Raises DatabaseError."""
-        sent = monotonic()
+    async def look_whether_due(self, task_ids: Sequence[str], sent: float) -> bool:
+        """Return whether some of these tasks are still due, and are simple; forget those that are not due.
+
+        `sent`: the time at which the tasks were taken from the queue (monotonic seconds). Raises DatabaseError.
+        """
         documents = await self._store.run(finding.look_at_due(task_ids, 0))
         for task_id in set(task_ids).difference(document["_id"] for document in documents):
             if not self._ledger.is_old_news(task_id, sent):
                 self._inbox.forget(task_id)
         await self._take_found(documents, sent)
-        return bool(documents)
+        return any(map(_is_for_any_worker, documents))
 
     def stop(self) -> None:
         """End `run` and `run_due`."""
@@ -218,3 +221,12 @@ class Lookups:
                 self._ledger.claiming.discard(task.id)
                 self._inbox.schedule(task, document["now"])
         return found
+
+
+def _is_for_any_worker(document: Mapping[str, Any]) -> bool:
+    """Whether a worker hears of this task only if it ranks first or second for it."""
+    option, state = document.get("task_option"), document.get("task_state")
+    if not isinstance(option, Mapping) or not isinstance(state, Mapping) or "sealed" in document:
+        return False
+    wanted = (option.get("concurrent_worker_cnt"), option.get("specific_worker_ids"), state.get("status"))
+    return wanted == (1, [], TaskStatus.INIT)

@@ -11,7 +11,8 @@ from mtask.worker.state.peers import Peers
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
-#: From this number of other workers, a worker hears only of the new tasks for which it is among the first `_HEARERS`.
+#: Of the new tasks of a name that this number of other workers serve, or more, a worker hears only if it is among the
+#: first `_HEARERS` for the task.
 _FLEET, _HEARERS = 3, 2
 
 
@@ -31,8 +32,8 @@ class Ranks:
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
-        is_fleet = self._peers.do_all_appeal and self._peers.most_others(self._names) >= _FLEET
-        self.heard = self._peers.shares(self._names, _HEARERS) if is_fleet else None
+        shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []
+        self.heard = shares if any("0" in buckets for _, buckets in shares) else None
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
 
     def rank(self, task_id: str, name: str) -> int:

@@ -6,6 +6,7 @@ There is a scan at intervals, after a break of the change stream, and when the q
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import timedelta
 from time import monotonic
 
@@ -36,6 +37,7 @@ _REFILL_PAUSE = 0.05
 #: The same where a refill brings the tasks of all workers, as most of these tasks are claimed by the others meanwhile.
 #: The pause is also this multiple of the last such scan's duration: on a busy server, helpers must not be what slows
 #: the others down.
+#: But it is no longer than `_ALL`.
 _HELP_PAUSE, _HELP_TIMES = 0.2, 10
 #: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
 #: number.
@@ -144,7 +146,8 @@ class Scans:
         if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
             return
         is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
-        pause = max(_HELP_PAUSE, _HELP_TIMES * self._scan_all_took) if is_helping else _REFILL_PAUSE
+        help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._scan_all_took), _ALL)
+        pause = help_pause if is_helping else _REFILL_PAUSE
         pause += self._scanned_at - now
         if pause > 0:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
@@ -170,7 +173,9 @@ class Scans:
                 if is_regular or self._is_full_due:
                     if self._queue.has_more or self._lookups.forgot_leases():
                         await self._scan_within(HORIZON, begun_only=True)
-                    next_regular = monotonic() + HORIZON.total_seconds() / 2
+                    # All workers scan after a break or a control. Their next scans must not all come at one moment.
+                    part = random.uniform(0.5, 1) if self._is_full_due else 1
+                    next_regular = monotonic() + part * HORIZON.total_seconds() / 2
                     # What is done only now and then must come about, whatever fails before it.
                     regular_cnt += 1
                     await self._upkeep(regular_cnt - 1)

@@ -27,6 +27,8 @@ from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
+#: A stream that was open for this time, in seconds, has not broken at once: the next pause is short again.
+_LIVED_LONG = 10.0
 #: After an event of a task for which another worker ranks first, this worker leaves its stream unread for this time, in
 #: seconds. Meanwhile the first worker claims the task. The claim and its end then wake no stream that waits.
 _GIVE_WAY = 0.015
@@ -83,6 +85,7 @@ class StreamLoop:
         self._task = asyncio.current_task()
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         while not self._is_stopping:
+            began = monotonic()
             try:
                 await self._follow()
                 pauses.reset()
@@ -98,6 +101,8 @@ class StreamLoop:
             except Exception:
                 logger.exception("change stream failed, opening a new one")
             if not self._is_stopping:
+                if monotonic() - began > _LIVED_LONG:
+                    pauses.reset()
                 self._scans.ask_full()  # until the new stream opens, only scans find tasks
                 await asyncio.sleep(pauses.next())
 

@@ -46,7 +46,7 @@ class Peers:
         self._ranks: dict[tuple[str, ...], bytes] = {}
         #: The scores of each worker.
         self._digests: dict[str, bytes] = {}
-        #: Whether all other live workers appeal if they have no room. Older versions do not.
+        #: Whether all live workers appeal if they have no room. Older versions do not.
         self.do_all_appeal = True
 
     def prepare(self, workers: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
@@ -104,15 +104,11 @@ class Peers:
         """Whether another live worker serves one of these names."""
         return any(self._others.get(name) for name in names)
 
-    def most_others(self, names: Iterable[str]) -> int:
-        """Return the number of other live workers that serve a name: of these names, the one with the most."""
-        return max((len(self._others.get(name, ())) for name in names if name not in self._unshared), default=0)
-
-    def shares(self, names: Iterable[str], depth: int = 1) -> list[tuple[list[str], str]]:
+    def shares(self, names: Iterable[str], depth: int = 1, fleet: int = 1) -> list[tuple[list[str], str]]:
         """Return the buckets for which this worker is among the first `depth` workers: by default, the first one.
 
         Each entry holds some names and a text. The text has one character for each bucket: "1" if this worker is among
-        these for the bucket, and "0" if it is not.
+        these for the bucket, and "0" if it is not. For a name that fewer than `fleet` others serve, all are "1".
 
         The list is empty if this worker ranks first for all buckets of all names. In that case other workers serve none
         of the names, or they serve the names in other queues.
@@ -123,7 +119,10 @@ class Peers:
         if not any(alike):
             return []
         return [
-            (found, "".join("1" if rank < depth else "0" for rank in self._ranks_among(others)))
+            (
+                found,
+                "".join("1" if rank < depth or len(others) < fleet else "0" for rank in self._ranks_among(others)),
+            )
             for others, found in alike.items()
         ]
 

@@ -272,10 +272,10 @@ class PreemptionQueue:
             heapq.heappop(self._waiting)
         return self._waiting[0][0] - now if self._waiting else None
 
-    def of_others(self, limit: int) -> list[str]:
-        """Return the ids of at most `limit` ready tasks for which this worker does not rank first."""
-        found = (entry.task_id for entry in self._entries.values() if entry.is_ready and entry.rank > 0)
-        return list(islice(found, limit))
+    def overdue(self, since: float, limit: int) -> list[str]:
+        """Return the ids of at most `limit` ready tasks that nobody has begun, and that were due at `since`."""
+        found = (entry for entry in self._entries.values() if entry.is_ready and not entry.is_begun)
+        return list(islice((entry.task_id for entry in found if entry.due <= since), limit))
 
     def next_priority(self, now: float) -> int | None:
         """Return the priority of the next task that is ready; None: no task is ready."""

@@ -209,18 +209,20 @@ def test_worker_beside_one_that_never_appeals_hears_of_all(
     asyncio.run(scenario())
 
 
-def test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second(
+@pytest.mark.parametrize("rank", [0, 1])
+def test_worker_without_room_appeals_for_a_task_that_nobody_takes(
     mongo_uri: str,
     database_name: str,
     mongo: Client,
     store: SyncStore,
     heard: Heard,
     monkeypatch: pytest.MonkeyPatch,
+    rank: int,
 ) -> None:
-    """Not for a task for which it ranks first, nor for one that the first worker has taken unheard."""
-    monkeypatch.setattr(hearing, "APPEAL_PAUSE", 0.0)
+    """Not for a task that another worker has taken unheard, nor for one that all workers know."""
+    monkeypatch.setattr(hearing, "APPEAL_PAUSES", (0.0, 0.0))
     reads: list[tuple[list[str], bool]] = []
-    taken, left = keys_of_rank(1)[:2]
+    taken, left, named = keys_of_rank(rank)[:3]
 
     async def scenario() -> None:
         work = Work()
@@ -228,25 +230,26 @@ def test_worker_without_room_appeals_for_a_task_for_which_it_ranks_second(
             lookups: Any = bench.worker.parts.lookups
             look = lookups.look_whether_due
 
-            async def noted_look(task_ids: list[str]) -> bool:
+            async def noted_look(task_ids: list[str], sent: float) -> bool:
                 if task_ids == [f"task:{taken}"]:
                     assert claim(store, OTHERS[0], taken) == [taken]
-                reads.append((task_ids, await look(task_ids)))
+                reads.append((task_ids, await look(task_ids, sent)))
                 return reads[-1][1]
 
             lookups.look_whether_due = noted_look
-            held, own = keys_of_rank(0, "held")[0], keys_of_rank(0)[0]
+            held = keys_of_rank(0, "held")[0]
             await bench.client.publish("task", key=held)
             await bench.status(f"task:{held}", "RUNNING")
             queue = bench.worker.parts.queue
-            await bench.client.publish("task", key=own)
-            await until(lambda: f"task:{own}" in queue, message="its own task is known")
             await bench.client.publish("task", key=taken)
             await until(lambda: len(reads) == 1 and f"task:{taken}" not in queue, message="the taken task is forgotten")
             assert bench.worker.parts.scope.vitals.appeal_cnt == 0
+            await bench.client.publish("task", key=named, specific_worker_ids=["w1"])
+            await until(lambda: ([f"task:{named}"], False) in reads, message="it has read the task that names it")
+            assert bench.worker.parts.scope.vitals.appeal_cnt == 0
             await bench.client.publish("task", key=left)
             await until(lambda: appeals_of(bench) > 0, message="it appeals")
-            assert reads[:2] == [([f"task:{taken}"], False), ([f"task:{left}"], True)]
+            assert any(is_due and f"task:{left}" in task_ids for task_ids, is_due in reads)
             work.is_open.set()
             await bench.status(f"task:{left}", "SUCCESS")
 

@@ -107,13 +107,17 @@ def test_each_task_is_in_the_shares_of_two_workers_if_the_first_two_are_asked_fo
         assert len(hearing) == 2
 
 
-def test_a_fleet_is_counted_by_the_name_that_most_others_serve_in_the_same_queues() -> None:
+def test_only_names_of_a_fleet_are_narrowed() -> None:
+    """Of a name that few others serve, or that others serve in other queues, a worker hears all."""
     peers = Peers("me", ["default"])
-    others = [worker(f"w{number}", "work", queues=["default"]) for number in range(3)]
-    peers.update([*others, worker("far", "mail", queues=["elsewhere"]), worker("near", "mail", queues=["default"])])
-    assert peers.most_others(["work", "mail"]) == 3
-    assert peers.most_others(["mail"]) == 0
-    assert peers.most_others(["nothing"]) == 0
+    fleet = [worker(f"w{number}", "work", queues=["default"]) for number in range(3)]
+    two = [worker(f"m{number}", "mail", queues=["default"]) for number in range(2)]
+    far = [worker(f"f{number}", "far", queues=["elsewhere"]) for number in range(3)]
+    peers.update([*fleet, *two, *far])
+    shares = {name: buckets for names, buckets in peers.shares(["work", "mail", "far"], 2, 3) for name in names}
+    assert "0" in shares["work"]
+    assert set(shares["mail"]) == set(shares["far"]) == {"1"}
+    assert "0" in peers.shares(["mail"], 2)[0][1]
 
 
 def test_workers_of_an_older_version_do_not_appeal() -> None:
