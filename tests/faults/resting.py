@@ -4,10 +4,10 @@ Half of them rest their change streams now and then, as in a deep backlog with d
 
 A run under faults has neither: its load is small, and one of its queues has a limit. So these workers take any traffic
 for dense, and each time the clock is in the first half of a period, they take what waits for a backlog. The number of
-its process decides whether a worker is one of them.
+its process decides whether a worker is one of them. Often all these numbers are odd, so their second bit decides.
 
 The other half hear only of the new tasks for which they rank first or second, as in a fleet in which nothing changes.
-Under faults, workers come and go all the time.
+Under faults, workers come and go all the time, and often only three live.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ _PERIOD = 4.0
 
 
 def rest_often() -> None:
-    """Let this process rest its stream half of the time, if its number is odd; else let it hear of little."""
+    """Let this process rest its stream half of the time, or let it hear of little."""
     # A worker of the former version, which an upgrade rolls back to, has neither.
-    if os.getpid() % 2:
-        if hasattr(Scans, "is_in_backlog"):
-            traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
-            Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
-    elif find_spec("mtask.worker.discovery.hearing") is not None:
-        from mtask.worker.discovery import hearing
+    is_resting = bool(os.getpid() & 2)
+    if is_resting and hasattr(Scans, "is_in_backlog"):
+        traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
+        Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
+    if find_spec("mtask.worker.discovery.hearing") is not None:
+        from mtask.worker.discovery import hearing, ranks
 
-        hearing.WIDE_FOR = 0.5
+        ranks._FLEET = 2
         # One of the run's queues has a limit.
         hearing.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
+        if not is_resting:
+            hearing.WIDE_FOR = 0.5
 
 
 def _is_in_first_half(_: Scans) -> bool:
