@@ -151,7 +151,9 @@ def outcomes(random: Random, documents: list[Document]) -> list[Outcome]:
         progress = told.setdefault(run_id, random.choice(PROGRESS))
         if is_success:
             end = Outcome(document["_id"], run_id, RunStatus.SUCCESS, returns=random.choice(_VALUES), progress=progress)
-            ends.append(replace(end, next=owed_task(random) if random.random() < 0.3 else None))
+            has_gone_on = "next_id" in document["task_state"]  # it does not go on again
+            goes_on = random.random() < (0.9 if has_gone_on else 0.3)
+            ends.append(replace(end, next=owed_task(random) if goes_on else None))
             continue
         status = random.choice([RunStatus.FAIL, RunStatus.FAIL, RunStatus.CANCELED])
         ends.append(
