@@ -40,7 +40,7 @@ def bucket(task_id: Expression = "$_id") -> Expression:
     return {"$mod": [{"$add": [low, BUCKET_CNT]}, BUCKET_CNT]}
 
 
-def is_of(buckets: str, task_id: Expression = "$_id") -> Expression:
+def is_in_buckets(buckets: str, task_id: Expression = "$_id") -> Expression:
     """Whether a task's bucket is one of these: `buckets` has the character "1" for each of them, and "0" for others."""
     return {"$eq": [{"$substrBytes": [buckets, bucket(task_id), 1]}, "1"]}
 

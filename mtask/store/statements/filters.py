@@ -170,7 +170,7 @@ def other_than(task_ids: Sequence[str]) -> list[Filter]:
 
 def of_shares(shares: Shares) -> Filter:
     """Match the tasks of these shares."""
-    return {"$or": [{"name": {"$in": list(names)}, "$expr": x.is_of(buckets)} for names, buckets in shares]}
+    return {"$or": [{"name": {"$in": list(names)}, "$expr": x.is_in_buckets(buckets)} for names, buckets in shares]}
 
 
 def lapsed(grace_ms: int) -> Filter:

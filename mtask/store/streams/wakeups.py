@@ -49,7 +49,7 @@ class EventKind(Enum):
     TASK_INSERTED = "inserted"  #: a new task is due within the horizon, or is malformed
     TASK_CHANGED = "changed"  #: a task becomes due within the horizon, or the worker that holds it must read it
     WORKER_ORDER = "control"  #: a client gave this worker an order
-    APPEAL = "appeal"  #: due tasks wait for which another worker has no room
+    APPEAL = "appeal"  #: due tasks wait for which some worker has no room
     PEERS_CHANGED = "peers"  #: a worker came, went or changed its concurrency
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; a firing is no event
     CONTROLS_CHANGED = "rules"  #: a control of a queue or a task name changed
@@ -135,7 +135,11 @@ def _is_wanted(worker_id: str, queues: Sequence[str], horizon_ms: int) -> x.Expr
 
 
 def _is_heard(shares: Shares) -> x.Expression:
-    """Whether an inserted task is of these shares. All workers hear of tasks that are no simple ones of known names."""
+    """Whether a stream with these shares tells of an inserted task.
+
+    It tells of the simple tasks of these shares. All workers hear of tasks that are not simple, that are encrypted, or
+    that have other names.
+    """
     names = [name for found, _ in shares for name in found]
     document = "$fullDocument"
     is_shared = {
@@ -146,7 +150,7 @@ def _is_heard(shares: Shares) -> x.Expression:
         ]
     }
     is_ours = [
-        {"$and": [{"$in": [f"{document}.name", x.literal(found)]}, x.is_of(buckets, "$documentKey._id")]}
+        {"$and": [{"$in": [f"{document}.name", x.literal(found)]}, x.is_in_buckets(buckets, "$documentKey._id")]}
         for found, buckets in shares
     ]
     return {"$or": [{"$not": [is_shared]}, *is_ours]}
@@ -178,7 +182,7 @@ def _task_events(worker_id: str, queues: Sequence[str], horizon_ms: int, shares:
     }
 
 
-#: Whether an update of a worker's document says that due tasks wait for which this worker has no room.
+#: Whether an update of a worker's document says that due tasks wait for which that worker has no room.
 _APPEALS = _is_set("appeal_cnt")
 
 

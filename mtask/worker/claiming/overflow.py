@@ -60,12 +60,12 @@ class Overflow:
         try:
             if await self._lookups.look_whether_due(task_ids, sent) and not self._hearing.until_appeal(monotonic()):
                 self._hearing.appeal()
-        except DatabaseError as error:
+        except Exception as error:
             self._next_read = monotonic() + _PAUSE_AFTER_ERROR
-            logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
-        except Exception:
-            self._next_read = monotonic() + _PAUSE_AFTER_ERROR
-            logger.exception("lookup failed, will be repeated")
+            if isinstance(error, DatabaseError):
+                logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
+            else:
+                logger.exception("lookup failed, will be repeated")
         finally:
             self._reading = None
             self._signals.room_made.send()  # the claimer looks again

@@ -224,7 +224,7 @@ class Lookups:
 
 
 def _is_for_any_worker(document: Mapping[str, Any]) -> bool:
-    """Whether a worker hears of this task only if it ranks first or second for it."""
+    """Whether the others may not have heard of this task: the shares of a stream leave out only tasks like this one."""
     option, state = document.get("task_option"), document.get("task_state")
     if not isinstance(option, Mapping) or not isinstance(state, Mapping) or "sealed" in document:
         return False

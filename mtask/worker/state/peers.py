@@ -118,13 +118,12 @@ class Peers:
             alike.setdefault(() if name in self._unshared else self._others.get(name, ()), []).append(name)
         if not any(alike):
             return []
-        return [
-            (
-                found,
-                "".join("1" if rank < depth or len(others) < fleet else "0" for rank in self._ranks_among(others)),
-            )
-            for others, found in alike.items()
-        ]
+        made = []
+        for others, alike_names in alike.items():
+            reach = depth if len(others) >= fleet else len(others) + 1
+            buckets = "".join("1" if rank < reach else "0" for rank in self._ranks_among(others))
+            made.append((alike_names, buckets))
+        return made
 
     def _ranks_among(self, others: tuple[str, ...]) -> bytes:
         ranks = self._ranks.get(others)
