@@ -43,7 +43,10 @@ def open_cursors(mongo: Client) -> int:
 
 
 def own_objects() -> Counter[str]:
-    """Count the objects of mtask's own classes, and the futures, that are alive."""
+    """Count the objects of mtask's own classes, and the futures, that are alive.
+
+    The future of an open connection is left out: a worker opens further connections while its server is slow.
+    """
     gc.collect()
     return uncollected_objects()
 
@@ -51,8 +54,12 @@ def own_objects() -> Counter[str]:
 def uncollected_objects() -> Counter[str]:
     """Do as `own_objects` without a look for cycles first: what only such a look would free is counted."""
     counted: Counter[str] = Counter()
-    for found in gc.get_objects():
+    objects = gc.get_objects()
+    of_connections = {id(found._closed) for found in objects if type(found).__name__ == "PyMongoProtocol"}
+    for found in objects:
         kind = type(found)
+        if id(found) in of_connections:
+            continue
         # Of some classes in C, `__module__` is no text.
         if str(kind.__module__).startswith("mtask.") or kind.__name__ in ("Future", "Task", "_WorkItem"):
             counted[f"{kind.__module__}.{kind.__qualname__}"] += 1
