@@ -16,12 +16,12 @@ from mtask.worker.state.queue import Entry, PreemptionQueue
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
-MAX_GROUP = 200
+MAX_GROUP = 400
 MAX_IN_FLIGHT = 4
 #: The least number of tasks in a group that is claimed while another group is under way. It is half of what the worker
 #: could claim if it held nothing, within these bounds: small groups cost the server and the worker more for each task.
 #: If the next task is a rescue, the group may be smaller.
-_MIN_FURTHER, _MAX_FURTHER = 50, 180
+_MIN_FURTHER, _MAX_FURTHER = 50, 360
 #: The longest time for which a smaller group waits after the previous group's claim began, in seconds. So a slow claim
 #: does not hold the next group back for longer.
 _MAX_GATHER = 0.2

@@ -5,10 +5,10 @@ A hint may be late, doubled or wrong. The inbox does not decide whether a task m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtask.model import rules
 from mtask.model.documents import Task
@@ -27,6 +27,29 @@ from mtask.worker.state.scope import Scope
 _STAGGER, _MAX_STAGGER = 0.03, 0.12
 #: The most task names that this worker remembers because it has no handler for them.
 MAX_UNSERVED = 100
+_INIT = TaskStatus.INIT.value
+
+
+class _Kind(NamedTuple):
+    """What a new task shares with others."""
+
+    name: str
+    queue: str
+    priority: int
+    tenant: str | None
+
+
+def _kind_of(document: Mapping[str, Any]) -> _Kind | None:
+    """Return the kind of a new task that a scan found; None: the task was begun, or is malformed."""
+    try:
+        name, queue, tenant = document["name"], document["queue"], document.get("tenant")
+        priority, status = document["task_option"]["priority"], document["task_state"]["status"]
+    except (KeyError, TypeError):
+        return None
+    is_plain = type(name) is type(queue) is type(status) is str and type(priority) is int
+    if not is_plain or status != _INIT or not (tenant is None or type(tenant) is str):
+        return None
+    return tuple.__new__(_Kind, (name, queue, priority, tenant))
 
 
 class Inbox:
@@ -76,24 +99,60 @@ class Inbox:
         else:
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple, tenant=tenant)
 
-    def push_found(self, document: Mapping[str, Any], sent: float) -> None:
-        """Queue a task that a scan found, unless this worker has newer information about the task.
+    def push_all_found(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
+        """Queue the tasks that a scan found, unless this worker has newer information about them.
+
+        Most tasks of a backlog are alike. What this worker decides of the first new task of a kind holds for all new
+        tasks of that kind in the scan.
 
         `sent`: the time at which the scan was sent (monotonic seconds).
         """
-        try:
-            self._push_found(document, sent)
-        except Exception as error:
-            self._questions.cannot_take(document["_id"], error)
+        #: The beginning that the ids of each kind of queued tasks must have.
+        beginnings: dict[_Kind, str] = {}
+        for document in documents:
+            try:
+                kind = _kind_of(document)
+                if kind is None or not self._push_alike(document, kind, beginnings.get(kind), sent):
+                    self._push_found(document, sent)
+                    if kind is not None and self._is_taken(kind):
+                        beginnings[kind] = f"{kind.name}:"
+            except Exception as error:
+                self._questions.cannot_take(document["_id"], error)
+        self._scope.signals.task_queued.send()
 
     def _push_found(self, document: Mapping[str, Any], sent: float) -> None:
         task_id = document["_id"]
-        if type(task_id) is str:
-            if self._ledger.is_old_news(task_id, sent) or self._ledger.held_run(task_id) is not None:
-                return
-            if task_id in self._ledger.claiming:
-                return  # the claim of this task is newer than the scan
+        if type(task_id) is str and self._is_older(task_id, sent):
+            return
         self.push(task_id, document)
+
+    def _is_older(self, task_id: str, sent: float) -> bool:
+        """Whether this worker knows something newer about a task than a scan that was sent at `sent`."""
+        ledger = self._ledger
+        # A claim that is under way is newer than the scan.
+        return task_id in ledger.claiming or ledger.is_old_news(task_id, sent) or ledger.held_run(task_id) is not None
+
+    def _is_taken(self, kind: _Kind) -> bool:
+        """Whether this worker queues the new tasks of this kind."""
+        name, queue, _, tenant = kind
+        return name in self._names and queue in self._queues and not self._controls.is_paused(queue, name, tenant)
+
+    def _push_alike(self, document: Mapping[str, Any], kind: _Kind, beginning: str | None, sent: float) -> bool:
+        """Queue a new task like `push` does, if `beginning` tells that this worker queues tasks of its kind.
+
+        Return whether nothing more is to be done.
+        """
+        task_id, moment = document["_id"], document["task_state"]["next_preempt_time"]
+        if beginning is None or type(task_id) is not str or type(moment) is not datetime:
+            return False
+        if not task_id.startswith(beginning) or self._quarantine.is_left_alone(task_id):
+            return False
+        if not self._is_older(task_id, sent):
+            name, queue, priority, tenant = kind
+            self._questions.due.discard(task_id)
+            due, rank = self._scope.clock.monotonic_of(moment), self._ranks.rank(task_id, name)
+            self._queue.push(task_id, name, priority, due, rank, queue=queue, tenant=tenant)
+        return True
 
     def push_changed(
         self, task_id: Any, preempt_time: Any, *, is_begun: bool | None = None, concerns_holder: bool = False

@@ -357,8 +357,7 @@ class Scans:
         self.scan_cnt += 1
         if found.server_time is not None:
             self._scope.clock.observe(found.server_time, sent, monotonic())
-        for document in found.documents:
-            self._inbox.push_found(document, sent)
+        self._inbox.push_all_found(found.documents, sent)
         return found
 
     async def _upkeep(self, count: int) -> None:

@@ -39,11 +39,11 @@ from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
 
-MAX_GROUP = 200
+MAX_GROUP = 400
 MAX_IN_FLIGHT = 4
 #: The fewest outcomes that a new group must have while another group is being sent. Small groups cost the server and
 #: the worker more for each outcome.
-_MIN_FURTHER = 180
+_MIN_FURTHER = 360
 #: A smaller group is sent at this time, in seconds, after the sending of the group before it began. It is sent even if
 #: the group before it is still under way.
 _MAX_GATHER = 0.2
