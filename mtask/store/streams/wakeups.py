@@ -322,8 +322,10 @@ class Stream:
         """
         if self._traffic.is_dense:
             shares = None
-        token = self._cursor.resume_token
-        if shares == self.shares or token is None:
+        if shares == self.shares:
+            return False
+        token = self._cursor.resume_token  # the driver makes a copy, which takes as long as many events
+        if token is None:
             return False
         former, self.shares = self.shares, shares
         begin = None

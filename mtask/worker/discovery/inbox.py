@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from mtask.model import rules
 from mtask.model.documents import Task
@@ -27,29 +27,9 @@ from mtask.worker.state.scope import Scope
 _STAGGER, _MAX_STAGGER = 0.03, 0.12
 #: The most task names that this worker remembers because it has no handler for them.
 MAX_UNSERVED = 100
-_INIT = TaskStatus.INIT.value
 
-
-class _Kind(NamedTuple):
-    """What a new task shares with others."""
-
-    name: str
-    queue: str
-    priority: int
-    tenant: str | None
-
-
-def _kind_of(document: Mapping[str, Any]) -> _Kind | None:
-    """Return the kind of a new task that a scan found; None: the task was begun, or is malformed."""
-    try:
-        name, queue, tenant = document["name"], document["queue"], document.get("tenant")
-        priority, status = document["task_option"]["priority"], document["task_state"]["status"]
-    except (KeyError, TypeError):
-        return None
-    is_plain = type(name) is type(queue) is type(status) is str and type(priority) is int
-    if not is_plain or status != _INIT or not (tenant is None or type(tenant) is str):
-        return None
-    return tuple.__new__(_Kind, (name, queue, priority, tenant))
+#: What tasks may share: their name, queue, priority, tenant and status. Equal ones are alike whatever their types are.
+_Kind = tuple[Any, Any, Any, Any, Any]
 
 
 class Inbox:
@@ -107,15 +87,15 @@ class Inbox:
 
         `sent`: the time at which the scan was sent (monotonic seconds).
         """
-        #: The beginning that the ids of each kind of queued tasks must have.
+        #: The beginning that the ids of the queued tasks must have, by the kind of these tasks.
         beginnings: dict[_Kind, str] = {}
         for document in documents:
             try:
                 kind = _kind_of(document)
-                if kind is None or not self._push_alike(document, kind, beginnings.get(kind), sent):
+                if not self._push_alike(document, kind, beginnings, sent):
                     self._push_found(document, sent)
-                    if kind is not None and self._is_taken(kind):
-                        beginnings[kind] = f"{kind.name}:"
+                    if self._is_taken(kind):
+                        beginnings[kind] = f"{kind[0]}:"
             except Exception as error:
                 self._questions.cannot_take(document["_id"], error)
         self._scope.signals.task_queued.send()
@@ -133,22 +113,30 @@ class Inbox:
         return task_id in ledger.claiming or ledger.is_old_news(task_id, sent) or ledger.held_run(task_id) is not None
 
     def _is_taken(self, kind: _Kind) -> bool:
-        """Whether this worker queues the new tasks of this kind."""
-        name, queue, _, tenant = kind
+        """Whether this worker queues all tasks of this kind, and needs no other field of them."""
+        name, queue, priority, tenant, status = kind
+        are_texts = type(name) is type(queue) is str and (tenant is None or type(tenant) is str)
+        if not are_texts or type(priority) is not int or status != TaskStatus.INIT:
+            return False
         return name in self._names and queue in self._queues and not self._controls.is_paused(queue, name, tenant)
 
-    def _push_alike(self, document: Mapping[str, Any], kind: _Kind, beginning: str | None, sent: float) -> bool:
-        """Queue a new task like `push` does, if `beginning` tells that this worker queues tasks of its kind.
-
-        Return whether nothing more is to be done.
-        """
-        task_id, moment = document["_id"], document["task_state"]["next_preempt_time"]
-        if beginning is None or type(task_id) is not str or type(moment) is not datetime:
+    def _push_alike(
+        self, document: Mapping[str, Any], kind: _Kind, beginnings: Mapping[_Kind, str], sent: float
+    ) -> bool:
+        """Do as `_push_found` does, if the task is well-formed and its kind has a beginning; else return False."""
+        try:
+            beginning = beginnings.get(kind)
+        except TypeError:  # a field is a list, for example
+            return False
+        if beginning is None:
+            return False
+        task_id, moment = document["_id"], document["task_state"].get("next_preempt_time")
+        if type(task_id) is not str or type(moment) is not datetime:
             return False
         if not task_id.startswith(beginning) or self._quarantine.is_left_alone(task_id):
             return False
         if not self._is_older(task_id, sent):
-            name, queue, priority, tenant = kind
+            name, queue, priority, tenant, _ = kind
             self._questions.due.discard(task_id)
             due, rank = self._scope.clock.monotonic_of(moment), self._ranks.rank(task_id, name)
             self._queue.push(task_id, name, priority, due, rank, queue=queue, tenant=tenant)
@@ -271,3 +259,17 @@ class Inbox:
             return
         self._queue.discard(task_id)
         self._questions.ask_when_due(task_id, due + min(self._ranks.rank(task_id, name) * _STAGGER, _MAX_STAGGER))
+
+
+def _kind_of(document: Mapping[str, Any]) -> _Kind:
+    """Return the kind of a task that a scan found. It may hold anything, as the document may be malformed."""
+    option, state = document.get("task_option"), document.get("task_state")
+    if type(option) is not dict or type(state) is not dict:
+        return None, None, None, None, None
+    return (
+        document.get("name"),
+        document.get("queue"),
+        option.get("priority"),
+        document.get("tenant"),
+        state.get("status"),
+    )
