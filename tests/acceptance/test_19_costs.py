@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_dropped")
 APP = "benchmarks.measuring.app:app"
 TASKS = 15_000
 SINGLES = 60
-#: A group of 150 is claimed, read back and finished: 0.02. The rest is for scans, and for groups that are less than
+#: A group of 250 is claimed, read back and finished: 0.012. The rest is for scans, and for groups that are less than
 #: full; heartbeats, hellos and the test's own looks are counted apart, by the second.
-MAX_ROUND_TRIPS = 0.035
+MAX_ROUND_TRIPS = 0.03
 MAX_ROUND_TRIPS_A_SECOND = 40.0
 #: Found by a scan, claimed, read back, finished: 4. The rest is for what a refill finds twice, and for the entries of
 #: the oplog that the worker's stream reads before it rests: with a stream until the end there would be 2 more. The

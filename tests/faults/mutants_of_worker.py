@@ -23,6 +23,9 @@ _CLAIMED_TESTS = "tests/unit/store/tasks/test_claimed.py"
 _CAUGHT = "tests/integration/worker/test_mutants_caught.py"
 _CLAIMS = "tests/integration/worker/claiming/test_claims.py"
 _DOCUMENTS = "tests/integration/worker/test_documents.py"
+_TOGETHER = (
+    "tests/integration/worker/discovery/test_inbox.py::test_tasks_of_a_scan_are_queued_together_as_each_is_alone"
+)
 _ENDINGS = "tests/integration/worker/running/test_endings.py"
 _LEAKS = "tests/integration/worker/test_leaks.py"
 _REST = "tests/integration/worker/discovery/test_rest.py"
@@ -401,9 +404,40 @@ WORKER_MUTATIONS = (
     Mutation(
         "document-ends-a-scan",
         "One document that a reader trips over keeps what a scan found behind it from being taken.",
-        (Edit(_INBOX, "            self._push_found(document, sent)\n        except Exception as error:",
-              "            self._push_found(document, sent)\n        except OSError as error:"),),
+        (Edit(_INBOX, "            except Exception as error:\n                self._questions.cannot_take(document",
+              "            except OSError as error:\n                self._questions.cannot_take(document"),),
         (f"{_DOCUMENTS}::test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other",),
+    ),
+    Mutation(
+        "alike-but-older",
+        "A task like the one before it in a scan is queued although this worker knows something newer of it.",
+        (Edit(_INBOX, "if not self._is_older(task_id, sent):\n            name", "if True:\n            name"),),
+        (_TOGETHER,),
+    ),
+    Mutation(
+        "alike-but-paused",
+        "Of a tenant that is paused, all tasks of a scan but the first are queued.",
+        (Edit(_INBOX, " and not self._controls.is_paused(queue, name, tenant)\n\n", "\n\n"),),
+        (_TOGETHER,),
+    ),
+    Mutation(
+        "alike-by-its-name-alone",
+        "A task whose _id is of another name is queued, if a task of this name was queued before it.",
+        (Edit(_INBOX, "not task_id.startswith(beginning) or ", ""),),
+        (_TOGETHER,),
+    ),
+    Mutation(
+        "alike-but-left-alone",
+        "A task that this worker must leave alone for a while is queued, if one like it was queued before it.",
+        (Edit(_INBOX, " or self._quarantine.is_left_alone(task_id):\n            return", ":\n            return"),),
+        (_TOGETHER,),
+    ),
+    Mutation(
+        "room-told-once",
+        "A worker hears only once in its life that a slot is free.",
+        (Edit("mtask/worker/claiming/slots.py", "self._is_telling = False\n        self._sig", "self._sig"),),
+        ("tests/integration/worker/claiming/test_claims.py::"
+         "test_each_slot_that_becomes_free_is_filled_though_no_hint_comes",),
     ),
     Mutation(
         "claimed-in-vain-at-a-rate",

@@ -131,7 +131,7 @@ class Inbox:
         if beginning is None:
             return False
         task_id, moment = document["_id"], document["task_state"].get("next_preempt_time")
-        if type(task_id) is not str or type(moment) is not datetime:
+        if type(task_id) is not str or type(moment) is not datetime or "sealed" in document:
             return False
         if not task_id.startswith(beginning) or self._quarantine.is_left_alone(task_id):
             return False

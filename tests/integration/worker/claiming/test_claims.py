@@ -233,6 +233,30 @@ def test_claimer_goes_on_when_the_finisher_has_drained(
     asyncio.run(scenario())
 
 
+def test_each_slot_that_becomes_free_is_filled_though_no_hint_comes(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    app, ends = App(), asyncio.Queue[None]()
+
+    @app.task
+    async def work() -> None:
+        await ends.get()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+            bench.stop_scans()
+            parts, cnt = bench.worker.parts, 4
+            await bench.client.publish_many([TaskSpec("work", {}, key=str(number)) for number in range(cnt)])
+            for left in reversed(range(cnt)):
+                # The claim has landed, so only the end of the run tells that there is room again.
+                await until(lambda: len(parts.scope.ledger.running) == 1 and parts.claimer.is_at_rest, message="a run")
+                await until(lambda left=left: len(parts.queue) == left)  # type: ignore[misc]
+                ends.put_nowait(None)
+                await until(lambda left=left: bench.count("SUCCESS") == cnt - left)  # type: ignore[misc]
+
+    asyncio.run(scenario())
+
+
 def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
 ) -> None:
