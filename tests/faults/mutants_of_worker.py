@@ -433,6 +433,12 @@ WORKER_MUTATIONS = (
         (_TOGETHER,),
     ),
     Mutation(
+        "queued-and-untold",
+        "A scan does not tell the claimer of the tasks that it has queued together.",
+        (Edit(_INBOX, "        self._scope.signals.task_queued.send()\n\n    def _push_found", "\n    def _push_found"),),
+        (_TOGETHER,),
+    ),
+    Mutation(
         "room-told-once",
         "A worker hears only once in its life that a slot is free.",
         (Edit("mtask/worker/claiming/slots.py", "self._is_telling = False\n        self._sig", "self._sig"),),

@@ -82,8 +82,7 @@ class Inbox:
     def push_all_found(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
         """Queue the tasks that a scan found, unless this worker has newer information about them.
 
-        Most tasks of a backlog are alike. What this worker decides of the first new task of a kind holds for all new
-        tasks of that kind in the scan.
+        Most tasks of a backlog are alike. This worker decides once a scan whether it queues the new tasks of a kind.
 
         `sent`: the time at which the scan was sent (monotonic seconds).
         """
@@ -131,6 +130,7 @@ class Inbox:
         if beginning is None:
             return False
         task_id, moment = document["_id"], document["task_state"].get("next_preempt_time")
+        # Scans read no `sealed`: their filter leaves out what this worker cannot decrypt.
         if type(task_id) is not str or type(moment) is not datetime or "sealed" in document:
             return False
         if not task_id.startswith(beginning) or self._quarantine.is_left_alone(task_id):

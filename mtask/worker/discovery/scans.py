@@ -32,9 +32,6 @@ from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff, wake_or_wait
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
-#: A refill follows when this part of the ready tasks of the last scan is left: the tasks that are left are read again.
-#: Beside other workers, more of the tasks that are left are lost to them.
-_LEFT_ALONE, _LEFT_BESIDE_OTHERS = 1 / 8, 1 / 4
 #: The least time between two refills, in seconds.
 _REFILL_PAUSE = 0.05
 #: The same where a refill brings the tasks of all workers, as most of these tasks are claimed by the others meanwhile.
@@ -97,9 +94,9 @@ class Scans:
         self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = False
-        #: The number of ready tasks at which a refill follows, and whether only tasks of this worker's share count: if
-        #: the share had enough tasks, or if another share scan may follow.
-        self._refill_at, self._counts_own = 0.0, False
+        #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
+        #: count is limited to the share if the share had enough tasks, or if another share scan may follow.
+        self._scanned, self._counts_own = 0, False
         self._scanned_at = self._scanned_all_at = 0.0
         #: The duration of the last scan for the tasks of all workers, in seconds.
         self._scan_all_took = 0.0
@@ -146,7 +143,7 @@ class Scans:
         if not self._queue.has_more or self._refill is not None:
             return
         now = monotonic()
-        if self._queue.ready_count(now, own_only=self._counts_own) > self._refill_at:
+        if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
             return
         is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
         help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._scan_all_took), _ALL)
@@ -215,9 +212,7 @@ class Scans:
         now = monotonic()
         own = self._queue.ready_count(now, own_only=True)
         self._counts_own = own >= self._enough or bool(self._share(now)[0])
-        ready = own if self._counts_own else self._queue.ready_count(now)
-        has_others = self._ranks.has_others(self._controls.names)
-        self._refill_at, self._scanned_at = ready * (_LEFT_BESIDE_OTHERS if has_others else _LEFT_ALONE), now
+        self._scanned, self._scanned_at = own if self._counts_own else self._queue.ready_count(now), now
 
     def _not_left_alone(self) -> list[Filter]:
         """Return filters that exclude the tasks that this worker must not try now, or cannot decrypt.

@@ -52,6 +52,8 @@ _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
 #: `_MAX_APART`: the most outcomes that are sent alone at the same time. `_MAX_LOCKED`: the same for outcomes whose
 #: documents are known to be locked.
 _MAX_APART, _MAX_LOCKED = 16, 2
+#: If outcomes that are sent alone take no more than this time each, on the average, no document is locked. In seconds.
+_APART_TIME = 0.0015
 _MAX_GROUP_BYTES = 4 * 1024 * 1024
 _PAUSE, _MAX_PAUSE = 0.05, 1.0
 #: The most errors after which a group is sent again, not counting an unavailable database. At the next error, the
@@ -324,7 +326,7 @@ class Finisher:
         each = [asyncio.ensure_future(self._flush([ending], is_apart=True)) for ending in group]
         if was_held_up:
             wait = self._wait
-            await asyncio.wait(each, timeout=wait)
+            await asyncio.wait(each, timeout=max(wait, len(each) * _APART_TIME))
             if all(one.done() for one in each):
                 self._tempo.took(wait)  # no document is locked: the server is busy
         for ended in await asyncio.gather(*each, return_exceptions=True):

@@ -83,8 +83,7 @@ class Runner:
         if self._caller.isolation_of(run) is None:
             run.begins()  # an executor begins its run itself, as the run may wait for the executor
         run.loop = loop = self._loop
-        # The ledger keeps the run, and so the asyncio task. `create_task` would make it by a few more calls in Python.
-        run.asyncio_task = asyncio.Task(self._live(run), loop=loop, name=run.run_id)
+        run.asyncio_task = loop.create_task(self._live(run))  # the ledger keeps the run, and so the asyncio task
         run.on_end = self._on_end
         if run.end_reason is not None:
             # The run was ended before `on_end` was set. `_on_end` is called in the next turn of the loop, because the

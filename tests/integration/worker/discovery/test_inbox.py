@@ -19,14 +19,14 @@ from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 
 Document = dict[str, Any]
-_NOW = datetime.now(UTC).replace(tzinfo=None)
+_PAST = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 _BEGUN = "RUNNING"
 _OF_ENTRY = ("name", "priority", "due", "rank", "is_begun", "is_simple", "queue", "tenant", "lane")
 
 
 def hint(key: str, name: str = "noop", **changed: Any) -> Document:
     """Return a document as a scan reads it."""
-    state = {"status": changed.pop("status", "INIT"), "next_preempt_time": changed.pop("moment", _NOW)}
+    state = {"status": changed.pop("status", "INIT"), "next_preempt_time": changed.pop("moment", _PAST)}
     option = {"priority": changed.pop("priority", 0)}
     made = {"_id": f"{name}:{key}", "name": name, "queue": "default", "task_option": option, "task_state": state}
     return made | changed
@@ -42,50 +42,54 @@ def without(document: Document, *path: str) -> Document:
     return made
 
 
-#: Documents of all kinds: such as are queued, looked at later, or examined.
-_DOCUMENTS: list[Document] = [
-    *(hint(f"plain-{number}") for number in range(4)),
-    *(hint(f"high-{number}", priority=5) for number in range(2)),
-    *(hint(f"of-acme-{number}", tenant="acme") for number in range(2)),
-    *(hint(f"of-paused-{number}", tenant="paused") for number in range(2)),
-    *(hint(f"other-{number}", name="other") for number in range(2)),
-    *(hint(f"unserved-{number}", name="unserved") for number in range(2)),
-    *(hint(f"stopped-{number}", name="stopped") for number in range(2)),
-    hint("elsewhere", queue="elsewhere"),
-    hint("later", moment=_NOW + timedelta(seconds=4)),
-    hint("begun", status=_BEGUN),
-    hint("begun-later", status=_BEGUN, moment=_NOW + timedelta(seconds=4)),
-    hint("left-alone"),
-    hint("claiming"),
-    hint("held"),
-    hint("heard"),
-    hint("claimed"),
-    hint("claimed-long-ago"),
-    hint("sealed", sealed="key-1"),
-    hint("true", priority=True),
-    hint("float", priority=0.0),
-    hint("half", priority=0.5),
-    hint("large", priority=Int64(7)),
-    hint("text", priority="high"),
-    hint("code", name="noop", queue=Code("default")),
-    hint("list", queue=["default"]),
-    hint("tenants", tenant=["acme"]),
-    hint("text-moment", moment="soon"),
-    hint("no-moment", moment=None),
-    hint("statuses", status=["INIT"]),
-    {**hint("wrong-id"), "_id": "other:wrong-id"},
-    {**hint("longer-id"), "_id": "noop2:longer-id"},
-    {**hint("number"), "_id": 5},
-    {**hint("code-id"), "_id": Code("noop:code-id")},
-    {**hint("listed-name"), "name": ["noop"]},
-    {**hint("options"), "task_option": [1]},
-    {**hint("state"), "task_state": "INIT"},
-    without(hint("no-queue"), "queue"),
-    without(hint("no-name"), "name"),
-    without(hint("no-priority"), "task_option", "priority"),
-    without(hint("no-status"), "task_state", "status"),
-    without(hint("no-time"), "task_state", "next_preempt_time"),
-]
+def all_kinds(now: datetime) -> list[Document]:
+    """Return documents of all kinds: such as are queued, looked at later, or examined."""
+    later = now + timedelta(minutes=1)
+    return [
+        *(hint(f"plain-{number}") for number in range(4)),
+        *(hint(f"high-{number}", priority=5) for number in range(2)),
+        *(hint(f"of-acme-{number}", tenant="acme") for number in range(2)),
+        *(hint(f"of-paused-{number}", tenant="paused") for number in range(2)),
+        *(hint(f"other-{number}", name="other") for number in range(2)),
+        *(hint(f"unserved-{number}", name="unserved") for number in range(2)),
+        *(hint(f"stopped-{number}", name="stopped") for number in range(2)),
+        hint("elsewhere", queue="elsewhere"),
+        hint("later", moment=later),
+        hint("begun", status=_BEGUN),
+        hint("begun-later", status=_BEGUN, moment=later),
+        hint("left-alone"),
+        hint("claiming"),
+        hint("held"),
+        hint("heard"),
+        hint("claimed"),
+        hint("claimed-long-ago"),
+        hint("sealed", sealed="key-1"),
+        hint("one", priority=1),
+        hint("true", priority=True),
+        hint("seven", priority=7),
+        hint("float", priority=0.0),
+        hint("half", priority=0.5),
+        hint("large", priority=Int64(7)),
+        hint("text", priority="high"),
+        hint("code", name="noop", queue=Code("default")),
+        hint("list", queue=["default"]),
+        hint("tenants", tenant=["acme"]),
+        hint("text-moment", moment="soon"),
+        hint("no-moment", moment=None),
+        hint("statuses", status=["INIT"]),
+        {**hint("wrong-id"), "_id": "other:wrong-id"},
+        {**hint("longer-id"), "_id": "noop2:longer-id"},
+        {**hint("number"), "_id": 5},
+        {**hint("code-id"), "_id": Code("noop:code-id")},
+        {**hint("listed-name"), "name": ["noop"]},
+        {**hint("options"), "task_option": [1]},
+        {**hint("state"), "task_state": "INIT"},
+        without(hint("no-queue"), "queue"),
+        without(hint("no-name"), "name"),
+        without(hint("no-priority"), "task_option", "priority"),
+        without(hint("no-status"), "task_state", "status"),
+        without(hint("no-time"), "task_state", "next_preempt_time"),
+    ]
 
 
 @pytest.fixture
@@ -133,6 +137,7 @@ def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
             inbox: Inbox = parts.inbox
             # From here to the end nothing is awaited: no part of the worker acts in between.
             ledger, sent = parts.scope.ledger, monotonic()
+            kinds = all_kinds(datetime.now(UTC).replace(tzinfo=None))
             parts.quarantine.leave_alone("noop:left-alone")
             ledger.claiming.add("noop:claiming")
             ledger._held["noop:held"] = object()  # type: ignore[assignment]
@@ -150,14 +155,20 @@ def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
                         inbox._questions.cannot_take(document["_id"], error)
 
             for _ in range(300):
-                documents = draw.sample(_DOCUMENTS, draw.randint(2, len(_DOCUMENTS)))
+                documents = draw.sample(kinds, draw.randint(2, len(kinds)))
                 expected = outcome(inbox, alone, documents)
                 found = outcome(inbox, lambda given: inbox.push_all_found(given, sent), documents)
                 assert found == expected, f"seed {seed}: {[document['_id'] for document in documents]}"
-            everything = outcome(inbox, lambda given: inbox.push_all_found(given, sent), _DOCUMENTS)
+            everything = outcome(inbox, lambda given: inbox.push_all_found(given, sent), kinds)
             assert {"noop:plain-0", "noop:plain-3", "noop:high-1", "noop:of-acme-1", "other:other-1"} <= set(
                 everything["queued"]
             )
+            # The first of its kind is older than what this worker knows, and only the second one is queued.
+            parts.claimer._wake.clear()
+            inbox.push_all_found([hint("claimed"), hint("plain-0")], sent)
+            assert "noop:plain-0" in parts.queue
+            assert parts.claimer._wake.is_set()
+            parts.queue.discard("noop:plain-0")
             del ledger._held["noop:held"]
             ledger.claiming.clear()
 
