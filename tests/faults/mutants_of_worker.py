@@ -435,7 +435,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "queued-and-untold",
         "A scan does not tell the claimer of the tasks that it has queued together.",
-        (Edit(_INBOX, "        self._scope.signals.task_queued.send()\n\n    def _push_found", "\n    def _push_found"),),
+        (Edit(_INBOX, "self._scope.signals.task_queued.send()\n\n    def _push_found", "\n    def _push_found"),),
         (_TOGETHER,),
     ),
     Mutation(
