@@ -439,9 +439,9 @@ WORKER_MUTATIONS = (
         (_TOGETHER,),
     ),
     Mutation(
-        "room-told-once",
-        "A worker hears only once in its life that a slot is free.",
-        (Edit("mtask/worker/claiming/slots.py", "self._is_telling = False\n        self._sig", "self._sig"),),
+        "room-untold",
+        "A worker does not hear that a slot is free.",
+        (Edit("mtask/worker/claiming/slots.py", "self._signals.room_made.send()\n\n    def add", "\n    def add"),),
         ("tests/integration/worker/claiming/test_claims.py::"
          "test_each_slot_that_becomes_free_is_filled_though_no_hint_comes",),
     ),

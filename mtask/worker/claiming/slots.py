@@ -35,8 +35,6 @@ class Slots:
         self._waiting: deque[tuple[float, HeldRun]] = deque()
         self._impatience: asyncio.TimerHandle | None = None
         self._is_stopping = False
-        #: Whether `_tell` is due: many runs may end in one turn of the event loop, and one word tells of all.
-        self._is_telling = False
 
     @property
     def free_cnt(self) -> int:
@@ -69,12 +67,6 @@ class Slots:
         self._pace.ended()
         if self._waiting:
             self.start_waiting()
-        if not self._is_telling:
-            self._is_telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
-
-    def _tell(self) -> None:
-        self._is_telling = False
         self._signals.room_made.send()
 
     def add(self, run: HeldRun, now: float) -> None:
