@@ -26,6 +26,7 @@ from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
+from mtask.worker.discovery.batches import Batches
 from mtask.worker.discovery.callback_janitor import CallbackJanitor
 from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.hearing import Hearing
@@ -189,11 +190,12 @@ class Assembly:
         inbox = Inbox(scope, queue, admission, questions, ranks)
         lookups = Lookups(scope, admission, questions, inbox, pinger)
         janitor = Janitor(scope, quarantine, questions, inbox)
+        batches = Batches(scope, queue, admission, inbox, ranks)
         scans = Scans(
-            scope, queue, admission, inbox, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
+            scope, queue, controls, batches, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
         )
-        looks = Looks(scope, self.connections.stream, controls, scans, lookups)
-        hearing = Hearing(scope, ranks, scans)
+        looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
+        hearing = Hearing(scope, ranks, batches)
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)
         pace = Pace()
         slots = Slots(scope, runner, pace)

@@ -8,6 +8,7 @@ _CLAIMER = "mtask/worker/claiming/claimer.py"
 _SENDER = "mtask/worker/claiming/sender.py"
 _ADOPTION = "mtask/worker/claiming/adoption.py"
 _SCANS = "mtask/worker/discovery/scans.py"
+_BATCHES = "mtask/worker/discovery/batches.py"
 _STREAM = "mtask/worker/discovery/stream.py"
 _JANITOR = "mtask/worker/discovery/janitor.py"
 _INBOX = "mtask/worker/discovery/inbox.py"
@@ -54,21 +55,21 @@ WORKER_MUTATIONS = (
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
-        (Edit(_SCANS, "        if not share or began", "        if share or began"),),
+        (Edit(_BATCHES, "        if not share or began", "        if share or began"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "what-others-leave-is-left",
         "A worker whose share is done looks for nothing else before the regular scan.",
-        (Edit(_SCANS, "return is_enough", "return True"),),
+        (Edit(_BATCHES, "return is_enough", "return True"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "share-from-the-beginning",
         "Each scan for a share begins with the first due task, and passes all keys that claims have removed.",
-        (Edit(_SCANS, "else finding.behind(found.documents[-1])", "else None"),),
+        (Edit(_BATCHES, "else finding.behind(found.documents[-1])", "else None"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
@@ -94,7 +95,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "urgent-unseen-at-rest",
         "A worker whose stream rests finds urgent tasks behind the backlog.",
-        (Edit(_LOOKS, "            await self._scans.look_for_urgent()", "            pass"),),
+        (Edit(_LOOKS, "            await self._batches.look_for_urgent()", "            pass"),),
         (f"{_REST}::test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests",),
     ),
     Mutation(
@@ -130,7 +131,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "narrow-with-limits",
         "A worker hears only of its shares while a limit holds back tasks of the others.",
-        (Edit(_HEARING_CODE, "return self._scans.is_plain", "return True"),),
+        (Edit(_HEARING_CODE, "return self._batches.is_plain", "return True"),),
         (f"{_HEARING}::test_limit_makes_it_hear_of_all",),
     ),
     Mutation(
@@ -192,14 +193,14 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_SCANS, " and now >= self._next_share else", " else"),),
+        (Edit(_BATCHES, " and now >= self._next_share else", " else"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
     Mutation(
         "shares-alone",
         "What a worker leaves behind of its share waits as long as another has enough of its own.",
-        (Edit(_SCANS, " or began > self._scanned_all_at + _ALL", ""),),
+        (Edit(_BATCHES, " or began > self._all_at + MAX_ALL_PAUSE", ""),),
         ("tests/integration/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
@@ -237,7 +238,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
-        (Edit(_SCANS, "return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]", "return []"),),
+        (Edit(_BATCHES, "return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]", "return []"),),
         ("tests/integration/worker/test_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(

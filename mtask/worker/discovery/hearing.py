@@ -12,8 +12,8 @@ from math import inf
 from time import monotonic
 
 from mtask.store.statements.filters import Shares
+from mtask.worker.discovery.batches import Batches
 from mtask.worker.discovery.ranks import Ranks
-from mtask.worker.discovery.scans import Scans
 from mtask.worker.state.scope import Scope
 
 #: The least time for which a worker hears of all tasks: after it has opened a stream, after an appeal, and after
@@ -27,11 +27,11 @@ APPEAL_PAUSES = (5.0, 8.0)
 class Hearing:
     """Decides of which new tasks this worker hears, and when it appeals to the other workers."""
 
-    def __init__(self, scope: Scope, ranks: Ranks, scans: Scans) -> None:
+    def __init__(self, scope: Scope, ranks: Ranks, batches: Batches) -> None:
         self._vitals = scope.vitals
         self._signals = scope.signals
         self._ranks = ranks
-        self._scans = scans
+        self._batches = batches
         self._wide_until = inf
         self._next_appeal = 0.0
 
@@ -48,7 +48,7 @@ class Hearing:
     def _is_plain(self) -> bool:
         # A limit, fair turns or a paused tenant may hold back one task and not the next. So ranks alone do not tell who
         # takes a task.
-        return self._scans.is_plain
+        return self._batches.is_plain
 
     def heard_appeal(self) -> None:
         """Note an appeal, and hear of all new tasks for a while."""

@@ -13,6 +13,7 @@ from mtask.store.driver.stores import AsyncStore
 from mtask.store.streams.traffic import Traffic
 from mtask.store.streams.wakeups import read_orders
 from mtask.worker.admission.controls import Controls
+from mtask.worker.discovery.batches import Batches
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.scans import Scans
 from mtask.worker.state.scope import Scope
@@ -28,12 +29,15 @@ _URGENT_EVERY, _SCHEDULES_EVERY, _FULL_EVERY = 2, 4, 20
 class Looks:
     """Reads this worker's orders, the controls, its own runs, and the tasks that go before the backlog."""
 
-    def __init__(self, scope: Scope, store: AsyncStore, controls: Controls, scans: Scans, lookups: Lookups) -> None:
+    def __init__(
+        self, scope: Scope, store: AsyncStore, controls: Controls, scans: Scans, batches: Batches, lookups: Lookups
+    ) -> None:
         """`store` has the connections of the change stream, which are free now."""
         self._scope = scope
         self._store = store
         self._controls = controls
         self._scans = scans
+        self._batches = batches
         self._lookups = lookups
         self._count = 0
         self._control: Any = None
@@ -55,7 +59,7 @@ class Looks:
             self._scans.ask_full()
         await self._look_at_held()
         if self._count % _URGENT_EVERY == 0:
-            await self._scans.look_for_urgent()
+            await self._batches.look_for_urgent()
 
     async def look_at_orders(self, traffic: Traffic) -> None:
         """Look for orders to this worker alone, and note the server's writes. Raises DatabaseError."""

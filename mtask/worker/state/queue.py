@@ -283,6 +283,12 @@ class PreemptionQueue:
         entry = self._peek(self._by_head()[0])
         return None if entry is None else entry.priority
 
+    def is_own_next(self, now: float) -> bool:
+        """Whether the next ready task is one for which this worker ranks first."""
+        self._promote(now)
+        entry = self._peek(self._by_head()[0])
+        return entry is not None and entry.rank == 0
+
     @property
     def is_limited_next(self) -> bool:
         """Whether the next task is limited. Read this only right after `next_ready` has returned 0."""

@@ -20,7 +20,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, transactions
 from mtask.worker.claiming import recovery
-from mtask.worker.discovery import inbox, scans, stream
+from mtask.worker.discovery import batches, inbox, scans, stream
 from mtask.worker.leases import pinger
 from mtask.worker.state.held_run import HeldRun, trusted_until
 from tests.integration import stores
@@ -72,7 +72,7 @@ def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awa
 def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scans, stream):
+    for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
 
     async def publish(bench: Bench) -> None:
@@ -94,7 +94,7 @@ def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped database ends the stream for good: nothing can be resumed after that."""
-    for module in (scans, stream):
+    for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
 
     async def scenario() -> None:
@@ -145,7 +145,7 @@ def test_database_dropped_while_no_stream_is_open_is_set_up_again(
 def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scans, stream, inbox):
+    for module in (scans, batches, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=0.5))
 
     async def scenario() -> None:

@@ -13,7 +13,7 @@ from mtask import App, AsyncClient, Context, TaskSpec
 from mtask.errors import WorkerIdInUse
 from mtask.store.driver.stores import SyncStore
 from mtask.worker import assembly
-from mtask.worker.discovery import inbox, scans, stream
+from mtask.worker.discovery import batches, inbox, scans, stream
 from mtask.worker.state import queue
 from mtask.worker.state.peers import Peers
 from tests.integration.stores import register
@@ -73,7 +73,7 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-    for module in (scans, stream, inbox):
+    for module in (scans, batches, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(minutes=2))
 
     async def scenario() -> None:
@@ -93,7 +93,7 @@ def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_wait
 def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    for module in (scans, stream, inbox):
+    for module in (scans, batches, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=1))
 
     async def scenario() -> None:

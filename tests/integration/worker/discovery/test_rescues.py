@@ -11,7 +11,7 @@ from mtask import App, TaskSpec
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import claims
 from mtask.worker import assembly
-from mtask.worker.discovery import inbox, scans, stream
+from mtask.worker.discovery import batches, inbox, scans, stream
 from tests.integration.worker_harness import working
 from tests.mongo import PATIENCE, Client
 
@@ -26,7 +26,7 @@ def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     lease_ms: int,
 ) -> None:
     monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 50)
-    for module in (scans, stream, inbox):
+    for module in (scans, batches, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=2))
     app = App()
 

@@ -15,7 +15,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.streams import traffic, wakeups
 from mtask.store.streams.traffic import Density
 from mtask.worker import assembly
-from mtask.worker.discovery import looks, scans, stream
+from mtask.worker.discovery import batches, looks, scans, stream
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, until
 
@@ -51,7 +51,7 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "_FULL_EVERY", 1_000_000)
     for module in (looks, stream):
         monkeypatch.setattr(module, "INTERVAL", 0.05)
-    for module in (scans, stream):
+    for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
 
 

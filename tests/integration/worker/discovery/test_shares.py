@@ -23,7 +23,7 @@ from mtask.store.statements.filters import of_shares
 from mtask.store.tasks import finding, publishing
 from mtask.store.tasks.publishing import NewTask, Policy
 from mtask.worker import assembly
-from mtask.worker.discovery import inbox, stream
+from mtask.worker.discovery import batches, inbox, stream
 from mtask.worker.discovery import scans as scans_module
 from mtask.worker.state.peers import Peers
 from tests.integration.stores import ready_store, register
@@ -118,7 +118,7 @@ def drain(
 
     def drained(scans: Scans) -> Peers:
         monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-        for module in (scans_module, stream, inbox):  # none is found by a regular scan
+        for module in (scans_module, batches, stream, inbox):  # none is found by a regular scan
             monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
         monkeypatch.setattr(finding, "scan", scans)
         return asyncio.run(scenario())
@@ -157,7 +157,7 @@ def test_position_of_a_malformed_task_is_none() -> None:
 def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
     store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scans_module, "_ALL", 0.0)  # each time
+    monkeypatch.setattr(batches, "MAX_ALL_PAUSE", 0.0)  # each time
     register(store, "idle", ["work"])
     scans = Scans()
     drain(scans)
@@ -169,9 +169,9 @@ def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
 def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
     store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
-    monkeypatch.setattr(scans_module, "_SHARE_TIMES", 1_000_000)
+    monkeypatch.setattr(batches, "_SHARE_TIMES", 1_000_000)
     if failure is not None:  # as if after its time
-        monkeypatch.setattr(scans_module, "_SHARE_TIMEOUT", timedelta(0))
+        monkeypatch.setattr(batches, "_SHARE_TIMEOUT", timedelta(0))
     register(store, "idle", ["work"])
     scans = Scans(failure)
     drain(scans)
@@ -193,7 +193,7 @@ def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
             scans: Any = bench.worker.parts.scans
             await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
             for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):
-                scans._counts_own, scans._scanned_at, scans._scan_all_took = False, monotonic(), took
+                scans._counts_own, scans._scanned_at, scans._batches.all_took = False, monotonic(), took
                 scans._queue.has_more = True
                 scans.refill()
                 assert scans._scanned_at + pause <= scans._refill.when() <= monotonic() + pause

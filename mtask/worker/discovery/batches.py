@@ -1,0 +1,232 @@
+"""Batches: the batch queries that find tasks which are due or soon will be, and put them into the inbox.
+
+`mtask.worker.discovery.scans` decides when there is a scan. A scan is one of these queries, or several.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from time import monotonic
+
+from mtask.errors import DatabaseUnavailable
+from mtask.model.rules import HORIZON
+from mtask.store.driver.operation import Operation
+from mtask.store.statements.filters import Filter, other_than, without_tenants
+from mtask.store.tasks import finding
+from mtask.worker.admission.admission import Admission
+from mtask.worker.admission.limits import ScanTarget
+from mtask.worker.discovery.inbox import Inbox
+from mtask.worker.discovery.ranks import Ranks
+from mtask.worker.discovery.turns import TurnScans
+from mtask.worker.state.queue import PreemptionQueue
+from mtask.worker.state.scope import Scope
+
+#: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
+#: number.
+_APART = 4
+#: A share scan looks only for tasks of this worker's share. To be worth it, the scan must find enough tasks: at least
+#: the queue's capacity divided by this number.
+_ENOUGH = 4
+#: The number of documents that the server should read for a share scan, as a multiple of the queue's capacity. If the
+#: share is small, few of the documents read belong to it. So the batch of the scan is small, too.
+_LOOKED_THROUGH = 4
+#: The first value: the time limit of a share scan. It may read many documents of a long backlog and find few tasks.
+#: The second value: the pause after a share scan, as a multiple of the scan's duration. There is a pause if the scan
+#: found all tasks of the share, or too few to be worth it.
+_SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
+#: After this time, in seconds, a refill scans the whole backlog again. If all refills scanned only this worker's share,
+#: older tasks of a full or departed worker would wait behind newer tasks.
+MAX_ALL_PAUSE = 2.0
+#: While the stream is closed: the time before the end of a lease at which a begun task is looked for, in ms, and the
+#: most tasks of one look.
+_URGENT_MS, _URGENT_CNT = 1_000, 200
+
+
+class Batches:
+    """Asks the database for tasks, and puts them into the inbox."""
+
+    def __init__(self, scope: Scope, queue: PreemptionQueue, admission: Admission, inbox: Inbox, ranks: Ranks) -> None:
+        self._scope = scope
+        self._store = scope.store
+        self._queue = queue
+        self._controls = admission.controls
+        self._limits = admission.limits
+        self._quarantine = admission.quarantine
+        self._keys = admission.keys
+        self._inbox = inbox
+        self._ranks = ranks
+        self._turns = TurnScans(scope.worker_id, self._take, scope.store.run)
+        self._all_at = 0.0
+        #: The duration of the last scan for the tasks of all workers, in seconds.
+        self.all_took = 0.0
+        self._next_share = 0.0
+        #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
+        self._position: Filter | None = None
+        self.count = 0  #: the number of queries so far
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tasks of a backlog differ in priority and age alone: no limits, no turns, no paused tenant."""
+        return not (self._limits.is_any or self._controls.fair_queues or self._controls.paused_tenants)
+
+    @property
+    def _enough(self) -> int:
+        return self._queue.capacity // _ENOUGH
+
+    @property
+    def has_enough_own(self) -> bool:
+        """Whether enough tasks of this worker's share are ready in the queue."""
+        return self._queue.ready_count(monotonic(), own_only=True) >= self._enough
+
+    def begin_share_anew(self) -> None:
+        """Let the next share scan begin with the first due task. Call this when the share has changed."""
+        self._position = None
+
+    async def look_for_urgent(self) -> None:
+        """Find the tasks that go before those of the backlog, for a worker whose stream is closed.
+
+        These are due tasks of a higher priority than the next one, and begun tasks whose lease ends soon. There are
+        few of them. Raises DatabaseError.
+        """
+        queues, names, worker_id = self._controls.queues, self._controls.names, self._scope.worker_id
+        also = self._not_left_alone()
+        await self._take(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
+        priority = self._queue.next_priority(monotonic())
+        if priority is not None:
+            above = {"task_option.priority": {"$gt": priority}}
+            await self._take(finding.scan(queues, names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
+
+    def share(self, now: float) -> tuple[list[Filter], float]:
+        """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
+        # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow. Nor are there
+        # if a tenant is paused, or tenants take turns.
+        return self._ranks.share(self._controls.names) if self.is_plain and now >= self._next_share else ([], 1.0)
+
+    async def scan_share(self) -> bool:
+        """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
+        began = monotonic()
+        share, fraction = self.share(began)
+        if not share or began > self._all_at + MAX_ALL_PAUSE:
+            return False
+        limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
+        is_enough = has_seen_all = False
+        try:
+            behind = [] if self._position is None else [self._position]
+            found = await self._take_share([*share, *behind], limit)
+            if behind and found.is_complete and not self.has_enough_own:
+                behind = []  # the share goes on before the position, if at all
+                found = await self._take_share(share, limit)
+            has_seen_all = found.is_complete and not behind
+            is_enough = self.has_enough_own
+        except DatabaseUnavailable:
+            if monotonic() - began < _SHARE_TIMEOUT.total_seconds():
+                raise
+        if has_seen_all or not is_enough:
+            self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
+        if is_enough:
+            self._queue.has_more = True
+            self._queue.drop_behind_own()
+        return is_enough
+
+    async def _take_share(self, guards: list[Filter], limit: int) -> finding.Scan:
+        """Scan for due tasks that these guards let through, and note the position of the last one."""
+        scan = finding.scan(
+            self._controls.queues,
+            self._controls.names,
+            self._scope.worker_id,
+            0,
+            limit,
+            also=[*guards, *self._not_left_alone()],
+            timeout=_SHARE_TIMEOUT,
+        )
+        found = await self._take(scan)
+        self._position = None if found.is_complete else finding.behind(found.documents[-1])
+        return found
+
+    async def look_at_all(self) -> bool:
+        """Look at the tasks of all workers that have been due longest; return whether a scan of all can be left out.
+
+        It can be if due tasks were left unread, and a task of this worker's share still goes before those of the
+        others.
+        """
+        if not self.share(monotonic())[0]:
+            return False
+        self._all_at = monotonic()
+        self._position = None
+        found = await self.scan_within(timedelta(0), self._enough)
+        if found.is_complete or not self._queue.is_own_next(monotonic()):
+            return False
+        self._queue.has_more = True
+        return True
+
+    async def scan_all(self, *, is_refill: bool) -> bool:
+        """Scan for the tasks of all workers that are due, or will be within the horizon.
+
+        A refill looks within the horizon only if the scan has found all due tasks. Return whether due tasks were left
+        unread.
+        """
+        self._all_at = monotonic()
+        self._position = None
+        found = await self.scan_within(timedelta(0) if is_refill else HORIZON)
+        self.all_took = monotonic() - self._all_at
+        if found.is_complete and is_refill:
+            found = await self.scan_within(HORIZON)
+        if found.is_complete:
+            return False
+        self._queue.has_more = True
+        if found.has_future:
+            # Tasks that are not yet due may have filled the batch and kept due tasks out. So scan again, only for due
+            # tasks.
+            found = await self.scan_within(timedelta(0))
+        return not found.is_complete
+
+    async def scan_within(
+        self, horizon: timedelta, limit: int | None = None, *, begun_only: bool = False
+    ) -> finding.Scan:
+        """Scan all queues. Each queue with parked tasks gets a scan of its own."""
+        is_complete, has_future = True, False
+        for target in self._limits.scan_targets(self._controls.queues):
+            found = await self._scan_target(target, horizon, limit, begun_only=begun_only)
+            if not target.is_apart:
+                is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
+            elif not found.is_complete:
+                self._limits.note_more(target)
+                if found.has_future:
+                    await self._scan_target(target, timedelta(0), begun_only=begun_only)
+        return finding.Scan([], None, is_complete, has_future)
+
+    async def _scan_target(
+        self, target: ScanTarget, horizon: timedelta, limit: int | None = None, *, begun_only: bool
+    ) -> finding.Scan:
+        limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
+        names, worker_id = self._controls.names, self._scope.worker_id
+        also = self._not_left_alone()
+        if target.tenant is not None:
+            of_tenant = finding.scan_tenant(target.queues, target.tenant, names, worker_id, _ms(horizon), limit, also)
+            return await self._take(of_tenant)
+        if target.is_fair and not begun_only:
+            return await self._turns.scan(target, names, _ms(horizon), limit, also)
+        scan = finding.scan_begun if begun_only else finding.scan
+        also += without_tenants(target.excluded_tenants)
+        return await self._take(scan(target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also))
+
+    async def _take(self, scan: Operation[finding.Scan]) -> finding.Scan:
+        sent = monotonic()
+        found = await self._store.run(scan)
+        self.count += 1
+        if found.server_time is not None:
+            self._scope.clock.observe(found.server_time, sent, monotonic())
+        self._inbox.push_all_found(found.documents, sent)
+        return found
+
+    def _not_left_alone(self) -> list[Filter]:
+        """Return filters that exclude the tasks that this worker must not try now, or cannot decrypt.
+
+        Each of the first is looked up when its pause is over. If such tasks filled a batch, the scan would miss other
+        tasks.
+        """
+        return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]
+
+
+def _ms(duration: timedelta) -> int:
+    return int(duration / timedelta(milliseconds=1))
