@@ -39,6 +39,8 @@ _LOOKS = "mtask/worker/discovery/looks.py"
 _GIVING_WAY = "tests/integration/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
 
+_REFILLS = "tests/integration/worker/discovery/test_refills.py"
+_LOOK_AT_ALL = f"{_REFILLS}::test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first"
 _SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # Changes", "        # Changes")
 
 WORKER_MUTATIONS = (
@@ -221,6 +223,54 @@ WORKER_MUTATIONS = (
         (Edit(_SCANS, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
+    ),
+    Mutation(
+        "scans-again-at-once",
+        "Runs that end during a scan have the worker scan again, whatever the scan brings.",
+        (Edit(_SCANS, "        if self._is_scanning:\n            self._is_refill_asked = True\n            return\n", ""),),
+        (f"{_REFILLS}::test_refill_that_is_asked_for_while_a_scan_is_under_way_waits_for_what_the_scan_brings",),
+    ),
+    Mutation(
+        "refill-forgotten-amid-a-scan",
+        "Runs that end during a scan that brings nothing are the last ones, and the worker idles.",
+        (Edit(_SCANS, "        if self._is_refill_asked:\n            self.refill()\n", ""),),
+        (f"{_REFILLS}::test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing",),
+    ),
+    Mutation(
+        "looks-for-its-own-alone",
+        "A worker leaves the old tasks of a full worker to it for as long as it has tasks of its own.",
+        (Edit(_BATCHES, "if found.is_complete or not self._queue.is_own_next(monotonic()):", "if found.is_complete:"),),
+        (f"{_LOOK_AT_ALL}[refill-behind-others]", f"{_LOOK_AT_ALL}[regular-behind-others]"),
+    ),
+    Mutation(
+        "reads-what-others-do",
+        "A worker with tasks of its own reads all those of the others again and again.",
+        (Edit(_BATCHES, "if found.is_complete or not self._queue.is_own_next(monotonic()):", "if True:"),),
+        (f"{_LOOK_AT_ALL}[refill]",),
+    ),
+    Mutation(
+        "looks-without-a-backlog",
+        "A regular scan brings a part of what waits, and nothing asks for the rest.",
+        (Edit(_SCANS, "(is_refill or self.was_cut.is_set()) and", ""),),
+        (f"{_LOOK_AT_ALL}[regular-without-a-backlog]",),
+    ),
+    Mutation(
+        "look-puts-off-the-refill",
+        "A look brings little, and the worker waits until most of this is done.",
+        (Edit(_SCANS, "count = max(count, self._scanned)", "pass"),),
+        (f"{_REFILLS}::test_look_amid_a_backlog_does_not_put_off_the_next_refill",),
+    ),
+    Mutation(
+        "share-read-twice",
+        "A worker that has met the end of its share reads all of it again, though it has enough.",
+        (Edit(_BATCHES, " and not self.has_enough_own:", ":"),),
+        (f"{_REFILLS}::test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough",),
+    ),
+    Mutation(
+        "share-not-begun-again",
+        "What lies before the position of a share is left to the next scan of all.",
+        (Edit(_BATCHES, "found = await self._take_share(share, limit)", "pass"),),
+        (f"{_REFILLS}::test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough",),
     ),
     Mutation(
         "slots-of-another-hash",

@@ -1,0 +1,222 @@
+"""When a worker in a backlog reads further tasks, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from mtask import App, TaskSpec
+from mtask.store.driver.operation import Operation
+from mtask.store.driver.stores import SyncStore
+from mtask.store.tasks import finding
+from mtask.worker import assembly
+from mtask.worker.discovery import batches
+from tests.integration.stores import register
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import Client, until
+
+CAPACITY = 40
+LOOK = CAPACITY // batches._ENOUGH
+PUBLISHED = 100
+
+
+class Queries:
+    """Stands in for `finding.scan`: notes the limit of each query, and whether it was for a share."""
+
+    def __init__(self) -> None:
+        self._scan = finding.scan
+        self.of_all: list[int] = []
+        self.of_share: list[int] = []
+        #: Called while a query is under way.
+        self.amid: Callable[[], None] = lambda: None
+
+    def __call__(self, *given: Any, **others: Any) -> Operation[finding.Scan]:
+        found = yield from self._scan(*given, **others)
+        (self.of_share if others.get("also") else self.of_all).append(given[4])
+        self.amid()
+        return found
+
+    def clear(self) -> None:
+        """Forget the queries so far."""
+        self.of_all, self.of_share = [], []
+
+
+class Backlogged:
+    """A worker that claims nothing, beside another one that never comes. The test makes its scans."""
+
+    def __init__(self, bench: Bench, queries: Queries, scan: Callable[[], Awaitable[None]]) -> None:
+        self.bench = bench
+        self.queries = queries
+        parts = bench.worker.parts
+        self.scans: Any = parts.scans
+        self.batches: Any = self.scans._batches
+        self.queue, self.ranks, self.ledger = parts.queue, parts.ranks, parts.scope.ledger
+        self._scan = scan
+
+    async def scan(self, *, is_refill: bool) -> None:
+        """Scan as `Scans.run` does."""
+        self.queries.clear()
+        self.scans._is_refill, self.scans._is_full_due = is_refill, False
+        await self._scan()
+
+    def forget_queued(self) -> None:
+        """Empty the queue."""
+        for task_id, _ in self.queue.names():
+            self.queue.discard(task_id)
+
+    def is_own(self, task_id: str) -> bool:
+        """Whether this worker ranks first for the task."""
+        return self.ranks.rank(task_id, "work") == 0
+
+    @property
+    def is_refill_due(self) -> bool:
+        """Whether a refill follows, now or by the timer."""
+        return self.scans._is_refill or self.scans._refill is not None
+
+
+Test = Callable[[Backlogged], Awaitable[None]]
+
+
+@pytest.fixture
+def backlogged(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Test], None]:
+    """Run a test beside a backlog of 100 tasks, of which a worker's queue holds 40."""
+    app = App()
+
+    @app.task
+    async def work() -> None:
+        return None
+
+    async def scenario(queries: Queries, test: Test) -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            worker = bench.worker.parts
+            await until(lambda: worker.ranks.has_others(["work"]), message="the other worker is known")
+            scan = worker.scans._scan
+            bench.stop_scans()
+            bench.stop_stream()
+            with bench.backed_up():
+                await bench.client.publish_many([TaskSpec("work", {}, key=f"{n}") for n in range(PUBLISHED)])
+                setup = Backlogged(bench, queries, scan)
+                await test(setup)
+                if setup.scans._refill is not None:
+                    setup.scans._refill.cancel()
+
+    def run(test: Test) -> None:
+        register(store, "idle", ["work"])
+        queries = Queries()
+        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", CAPACITY)
+        monkeypatch.setattr(finding, "scan", queries)
+        asyncio.run(scenario(queries, test))
+
+    return run
+
+
+def test_refill_that_is_asked_for_while_a_scan_is_under_way_waits_for_what_the_scan_brings(
+    backlogged: Callable[[Test], None],
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        worker.scans._scanned = 10_000  # nearly all that the scan before has brought is done
+        worker.queue.has_more = True
+        worker.queries.amid = worker.scans.refill
+        await worker.scan(is_refill=True)
+        assert worker.queue.ready_count(monotonic()) > 0
+        assert not worker.is_refill_due
+
+    backlogged(test)
+
+
+def test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing(
+    backlogged: Callable[[Test], None],
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        claimed = [f"work:{number}" for number in range(PUBLISHED)]
+        worker.ledger.claiming.update(claimed)  # so all that the scan finds is not queued
+        worker.queries.amid = worker.scans.refill
+        await worker.scan(is_refill=True)
+        worker.ledger.claiming.difference_update(claimed)
+        assert len(worker.queue) == 0
+        assert worker.is_refill_due
+
+    backlogged(test)
+
+
+@pytest.mark.parametrize(
+    ("is_refill", "was_cut", "are_others_older", "limits"),
+    [
+        (True, True, False, [LOOK]),
+        (False, True, False, [LOOK]),
+        (True, True, True, [LOOK, CAPACITY]),
+        (False, True, True, [LOOK, CAPACITY]),
+        (False, False, False, [CAPACITY]),
+    ],
+    ids=["refill", "regular", "refill-behind-others", "regular-behind-others", "regular-without-a-backlog"],
+)
+def test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first(
+    backlogged: Callable[[Test], None], is_refill: bool, was_cut: bool, are_others_older: bool, limits: list[int]
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        ids = [f"work:{number}" for number in range(PUBLISHED)]
+        older = [task_id for task_id in ids if worker.is_own(task_id) != are_others_older]
+        ago = {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": 30}}
+        changed = [{"$set": {"task_state.next_preempt_time": ago}}]
+        assert worker.bench.tasks.update_many({"_id": {"$in": older[:5]}}, changed).modified_count == 5
+        worker.scans._note_cut(was_cut=was_cut)
+        worker.batches._all_at = 0.0  # long ago
+        await worker.scan(is_refill=is_refill)
+        assert worker.queries.of_all[: len(limits)] == limits
+        assert CAPACITY not in worker.queries.of_all[len(limits) :]
+        assert worker.scans.was_cut.is_set()
+        assert worker.queue.has_more
+
+    backlogged(test)
+
+
+def test_look_amid_a_backlog_does_not_put_off_the_next_refill(backlogged: Callable[[Test], None]) -> None:
+    async def test(worker: Backlogged) -> None:
+        await worker.scan(is_refill=True)
+        assert worker.queries.of_share  # the queue is full of this worker's own
+        worker.forget_queued()
+        await worker.scan(is_refill=False)
+        assert worker.queries.of_all == [LOOK]
+        assert 0 < worker.queue.ready_count(monotonic(), own_only=True) <= LOOK
+        worker.scans.refill()
+        assert worker.is_refill_due
+
+    backlogged(test)
+
+
+def test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough(
+    backlogged: Callable[[Test], None],
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        own = sum(worker.is_own(f"work:{number}") for number in range(PUBLISHED))
+        assert CAPACITY < own < 2 * CAPACITY
+        worker.batches._all_at = monotonic()
+        assert await worker.batches.scan_share()
+        assert worker.batches._position is not None
+        worker.queries.clear()
+        assert await worker.batches.scan_share()  # the rest of the share
+        assert len(worker.queries.of_share) == 1
+
+        worker.batches._position = {"task_option.priority": -1}  # behind all
+        worker.forget_queued()
+        worker.queries.clear()
+        assert await worker.batches.scan_share()
+        assert len(worker.queries.of_share) == 2
+
+    backlogged(test)
+
+
+def test_worker_that_may_not_ask_for_its_share_reads_the_tasks_of_all(backlogged: Callable[[Test], None]) -> None:
+    async def test(worker: Backlogged) -> None:
+        worker.batches._next_share = monotonic() + 60
+        worker.scans._note_cut(was_cut=True)
+        await worker.scan(is_refill=True)
+        assert worker.queries.of_all == [CAPACITY]
+
+    backlogged(test)
