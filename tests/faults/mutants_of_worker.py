@@ -227,7 +227,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "scans-again-at-once",
         "Runs that end during a scan have the worker scan again, whatever the scan brings.",
-        (Edit(_SCANS, "        if self._is_scanning:\n            self._is_refill_asked = True\n            return\n", ""),),
+        (Edit(_SCANS, "            self._is_refill_asked = True\n            return\n", "            pass\n"),),
         (f"{_REFILLS}::test_refill_that_is_asked_for_while_a_scan_is_under_way_waits_for_what_the_scan_brings",),
     ),
     Mutation(

@@ -196,12 +196,16 @@ def test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_
     async def test(worker: Backlogged) -> None:
         own = sum(worker.is_own(f"work:{number}") for number in range(PUBLISHED))
         assert CAPACITY < own < 2 * CAPACITY
+        age = {"$subtract": [PUBLISHED + 1, {"$toInt": "$key"}]}  # each has another, as the position goes by age
+        ago = {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": age}}
+        worker.bench.tasks.update_many({}, [{"$set": {"task_state.next_preempt_time": ago}}])
         worker.batches._all_at = monotonic()
         assert await worker.batches.scan_share()
         assert worker.batches._position is not None
         worker.queries.clear()
         assert await worker.batches.scan_share()  # the rest of the share
         assert len(worker.queries.of_share) == 1
+        assert worker.batches._position is None
 
         worker.batches._position = {"task_option.priority": -1}  # behind all
         worker.forget_queued()
