@@ -239,19 +239,19 @@ WORKER_MUTATIONS = (
     Mutation(
         "looks-for-its-own-alone",
         "A worker leaves the old tasks of a full worker to it for as long as it has tasks of its own.",
-        (Edit(_BATCHES, "if found.is_complete or not self._queue.is_own_next(monotonic()):", "if found.is_complete:"),),
+        (Edit(_BATCHES, " or not self._queue.is_own_next(monotonic()):", ":"),),
         (f"{_LOOK_AT_ALL}[refill-behind-others]", f"{_LOOK_AT_ALL}[regular-behind-others]"),
     ),
     Mutation(
         "reads-what-others-do",
         "A worker with tasks of its own reads all those of the others again and again.",
-        (Edit(_BATCHES, "if found.is_complete or not self._queue.is_own_next(monotonic()):", "if True:"),),
+        (Edit(_BATCHES, " or not self._queue.is_own_next(monotonic()):", " or True:"),),
         (f"{_LOOK_AT_ALL}[refill]",),
     ),
     Mutation(
         "looks-without-a-backlog",
         "A regular scan brings a part of what waits, and nothing asks for the rest.",
-        (Edit(_SCANS, "(is_refill or self.was_cut.is_set()) and", ""),),
+        (Edit(_SCANS, " and (is_refill or self.was_cut.is_set()):", ":"),),
         (f"{_LOOK_AT_ALL}[regular-without-a-backlog]",),
     ),
     Mutation(
@@ -271,6 +271,25 @@ WORKER_MUTATIONS = (
         "What lies before the position of a share is left to the next scan of all.",
         (Edit(_BATCHES, "found = await self._take_share(share, limit)", "pass"),),
         (f"{_REFILLS}::test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough",),
+    ),
+    Mutation(
+        "looks-at-due-tasks-alone",
+        "Amid a backlog, a worker meets an urgent task only some time after it has become due.",
+        (Edit(_BATCHES, "self.scan_within(timedelta(0) if is_refill else HORIZON, self._enough)",
+              "self.scan_within(timedelta(0), self._enough)"),),
+        (f"{_REFILLS}::test_regular_look_brings_a_task_of_a_higher_priority_that_will_be_due",),
+    ),
+    Mutation(
+        "look-without-a-share",
+        "A worker whose share is nearly done has a few of the others' tasks, and waits for the next refill.",
+        (Edit(_SCANS, "may_go_on and (not is_refill or await self._batches.scan_share())", "may_go_on"),),
+        (f"{_REFILLS}::test_worker_whose_share_is_nearly_done_reads_the_tasks_of_all_though_its_own_go_first",),
+    ),
+    Mutation(
+        "full-scan-forgotten-amid-a-scan",
+        "What a full scan is wanted for happens during a scan, and no full scan follows.",
+        (Edit(_SCANS, "self._full_done = asked", "self._full_done = self._full_asked"),),
+        (f"{_REFILLS}::test_full_scan_that_is_asked_for_amid_a_scan_follows_it",),
     ),
     Mutation(
         "slots-of-another-hash",

@@ -95,7 +95,7 @@ class Bench:
         """From now on, the worker learns of tasks only by the change stream. A scan would hide a lost event."""
         scans: Any = self.worker.parts.scans
 
-        async def nothing(*_: object) -> None:
+        async def nothing(*_: object, **__: object) -> None:
             scans._wake.clear()
 
         scans._scan = scans._upkeep = nothing

@@ -143,18 +143,18 @@ class Batches:
         self._position = None if found.is_complete else finding.behind(found.documents[-1])
         return found
 
-    async def look_at_all(self) -> bool:
-        """Look at the tasks of all workers that have been due longest; return whether a scan of all can be left out.
+    async def look_at_all(self, *, is_refill: bool) -> bool:
+        """Look at the tasks of all workers that go first; return whether a scan of all can be left out.
 
-        It can be if due tasks were left unread, and a task of this worker's share still goes before those of the
-        others.
+        It can be if due tasks were left unread, a task of this worker's share still goes before those of the others,
+        and no task of a higher priority is due soon. A refill looks at due tasks only.
         """
         if not self.share(monotonic())[0]:
             return False
         self._all_at = monotonic()
         self._position = None
-        found = await self.scan_within(timedelta(0), self._enough)
-        if found.is_complete or not self._queue.is_own_next(monotonic()):
+        found = await self.scan_within(timedelta(0) if is_refill else HORIZON, self._enough)
+        if found.is_complete or found.has_future or not self._queue.is_own_next(monotonic()):
             return False
         self._queue.has_more = True
         return True

@@ -61,7 +61,9 @@ class Scans:
         self._flow_janitor = flow_janitor
         self._callback_janitor = callback_janitor
         self._wake = asyncio.Event()
-        self._is_full_due = True
+        #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
+        #: scan is under way: then another full scan follows.
+        self._full_asked, self._full_done = 1, 0
         self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = False
@@ -87,7 +89,7 @@ class Scans:
 
     def ask_full(self) -> None:
         """Make a full scan soon: for all waiting tasks, not only for tasks of this worker's share."""
-        self._is_full_due = True
+        self._full_asked += 1
         self.ask_peers()  # workers may have come or gone while no stream was open
 
     def ask_peers(self) -> None:
@@ -137,18 +139,20 @@ class Scans:
         regular_cnt = 0
         while not self._is_stopping:
             try:
-                is_regular = monotonic() >= next_regular
-                self._is_refill &= not (is_regular or self._is_full_due)
-                await self._scan()
-                if is_regular or self._is_full_due:
+                asked = self._full_asked
+                is_regular, is_full = monotonic() >= next_regular, self._is_full_due
+                self._is_refill &= not (is_regular or is_full)
+                await self._scan(is_full=is_full)
+                if is_regular or is_full:
                     if self._queue.has_more or self._lookups.forgot_leases():
                         await self._batches.scan_within(HORIZON, begun_only=True)
                     # All workers scan after a break or a control. Their next scans must not all come at one moment.
-                    part = random.uniform(0.5, 1) if self._is_full_due else 1
+                    part = random.uniform(0.5, 1) if is_full else 1
                     next_regular = monotonic() + part * HORIZON.total_seconds() / 2
                     # What is done only now and then must come about, whatever fails before it.
                     regular_cnt += 1
-                    await self._upkeep(regular_cnt - 1)
+                    await self._upkeep(regular_cnt - 1, is_full=is_full)
+                    self._full_done = asked
                 pauses.reset()
                 self.is_ready.set()
             except Exception as error:
@@ -164,16 +168,21 @@ class Scans:
                 continue
             await wake_or_wait(self._wake, max(0.0, next_regular - monotonic()))
 
-    async def _scan(self) -> None:
-        self._is_scanning, self._is_refill_asked = True, False
+    @property
+    def _is_full_due(self) -> bool:
+        return self._full_done < self._full_asked
+
+    async def _scan(self, *, is_full: bool) -> None:
+        self._is_scanning = True
         try:
-            await self._scan_once()
+            await self._scan_once(is_full=is_full)
         finally:
             self._is_scanning = False
         if self._is_refill_asked:
+            self._is_refill_asked = False
             self.refill()
 
-    async def _scan_once(self) -> None:
+    async def _scan_once(self, *, is_full: bool) -> None:
         self._wake.clear()
         is_refill, self._is_refill = self._is_refill, False
         if self._is_setup_due:
@@ -183,11 +192,11 @@ class Scans:
         if self._are_peers_due:
             await self._refresh_peers()
         was_cut = is_refill and await self._batches.scan_share()
+        if not was_cut and not is_full and (is_refill or self.was_cut.is_set()):
+            may_go_on = await self._batches.look_at_all(is_refill=is_refill)
+            was_cut = may_go_on and (not is_refill or await self._batches.scan_share())
         if not was_cut:
-            may_look = (is_refill or self.was_cut.is_set()) and not self._is_full_due
-            was_cut = may_look and await self._batches.look_at_all()
-            if not was_cut:
-                was_cut = await self._batches.scan_all(is_refill=is_refill)
+            was_cut = await self._batches.scan_all(is_refill=is_refill)
             if was_cut and is_refill and self._queue.ready_count(monotonic(), own_only=True) * 2 < self._queue.capacity:
                 await self._batches.scan_share()
         self._note_cut(was_cut=was_cut)
@@ -198,7 +207,7 @@ class Scans:
         counts_own = self._batches.has_enough_own or bool(self._batches.share(now)[0])
         count = self._queue.ready_count(now, own_only=counts_own)
         if not is_refill and self.was_cut.is_set() and counts_own == self._counts_own:
-            # This scan has not filled the queue. The next refill comes as if there had been no scan.
+            # A scan that is no refill may have brought little. The next refill comes as if it had not been.
             count = max(count, self._scanned)
         self._scanned, self._scanned_at, self._counts_own = count, now, counts_own
 
@@ -218,16 +227,11 @@ class Scans:
         else:
             self.was_cut.clear()
 
-    async def _upkeep(self, count: int) -> None:
+    async def _upkeep(self, count: int, *, is_full: bool) -> None:
         if count % 4 == 1:
             self._controls.wake()  # the change stream may have missed a change of the controls
-        if self._is_full_due:
-            self._is_full_due = False
-            try:
-                await self._full_upkeep()
-            except MtaskError:
-                self._is_full_due = True
-                raise
+        if is_full:
+            await self._full_upkeep()
         if count % 4 == 0:
             await self._janitor.look_for_malformed()
         await self._flow_janitor.look_after(count)

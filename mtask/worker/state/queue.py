@@ -284,8 +284,11 @@ class PreemptionQueue:
         return None if entry is None else entry.priority
 
     def is_own_next(self, now: float) -> bool:
-        """Whether the next ready task is one for which this worker ranks first."""
+        """Whether the next ready task is one for which this worker ranks first, and none waits for an executor."""
         self._promote(now)
+        self._look_at_room()
+        if not self._room and self._has_isolated:
+            return False
         entry = self._peek(self._by_head()[0])
         return entry is not None and entry.rank == 0
 
@@ -373,9 +376,13 @@ class PreemptionQueue:
     def _look_at_room(self) -> None:
         """Note the room for isolated handlers, if some of their tasks are ready."""
         if self._isolated is not None:
-            sources: list[_Source] = [*self._ready[2:], *self._turns[1:]]
-            is_wanted = any(self._peek(source) is not None for source in sources)
-            self._room = self._isolated.count() if is_wanted else 0
+            self._room = self._isolated.count() if self._has_isolated else 0
+
+    @property
+    def _has_isolated(self) -> bool:
+        """Whether tasks of isolated handlers are ready."""
+        sources: list[_Source] = [*self._ready[2:], *self._turns[1:]]
+        return any(self._peek(source) is not None for source in sources)
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.mongo import Client, until
 CAPACITY = 40
 LOOK = CAPACITY // batches._ENOUGH
 PUBLISHED = 100
+IDS = [f"work:{number}" for number in range(PUBLISHED)]
 
 
 class Queries:
@@ -48,7 +50,7 @@ class Queries:
 class Backlogged:
     """A worker that claims nothing, beside another one that never comes. The test makes its scans."""
 
-    def __init__(self, bench: Bench, queries: Queries, scan: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, bench: Bench, queries: Queries, scan: Callable[..., Awaitable[None]]) -> None:
         self.bench = bench
         self.queries = queries
         parts = bench.worker.parts
@@ -57,11 +59,17 @@ class Backlogged:
         self.queue, self.ranks, self.ledger = parts.queue, parts.ranks, parts.scope.ledger
         self._scan = scan
 
-    async def scan(self, *, is_refill: bool) -> None:
+    async def scan(self, *, is_refill: bool, is_full: bool = False) -> None:
         """Scan as `Scans.run` does."""
         self.queries.clear()
-        self.scans._is_refill, self.scans._is_full_due = is_refill, False
-        await self._scan()
+        self.scans._is_refill = is_refill
+        await self._scan(is_full=is_full)
+
+    def make_older(self, task_ids: Iterable[str], seconds: Any) -> None:
+        """Let these tasks have been due for this time; negative: they will be due."""
+        ago = {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": seconds}}
+        changed = [{"$set": {"task_state.next_preempt_time": ago}}]
+        self.bench.tasks.update_many({"_id": {"$in": list(task_ids)}}, changed)
 
     def forget_queued(self) -> None:
         """Empty the queue."""
@@ -134,11 +142,10 @@ def test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing(
     backlogged: Callable[[Test], None],
 ) -> None:
     async def test(worker: Backlogged) -> None:
-        claimed = [f"work:{number}" for number in range(PUBLISHED)]
-        worker.ledger.claiming.update(claimed)  # so all that the scan finds is not queued
+        worker.ledger.claiming.update(IDS)  # so all that the scan finds is not queued
         worker.queries.amid = worker.scans.refill
         await worker.scan(is_refill=True)
-        worker.ledger.claiming.difference_update(claimed)
+        worker.ledger.claiming.difference_update(IDS)
         assert len(worker.queue) == 0
         assert worker.is_refill_due
 
@@ -160,11 +167,8 @@ def test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_g
     backlogged: Callable[[Test], None], is_refill: bool, was_cut: bool, are_others_older: bool, limits: list[int]
 ) -> None:
     async def test(worker: Backlogged) -> None:
-        ids = [f"work:{number}" for number in range(PUBLISHED)]
-        older = [task_id for task_id in ids if worker.is_own(task_id) != are_others_older]
-        ago = {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": 30}}
-        changed = [{"$set": {"task_state.next_preempt_time": ago}}]
-        assert worker.bench.tasks.update_many({"_id": {"$in": older[:5]}}, changed).modified_count == 5
+        older = [task_id for task_id in IDS if worker.is_own(task_id) != are_others_older]
+        worker.make_older(older[:5], 30)
         worker.scans._note_cut(was_cut=was_cut)
         worker.batches._all_at = 0.0  # long ago
         await worker.scan(is_refill=is_refill)
@@ -194,11 +198,10 @@ def test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_
     backlogged: Callable[[Test], None],
 ) -> None:
     async def test(worker: Backlogged) -> None:
-        own = sum(worker.is_own(f"work:{number}") for number in range(PUBLISHED))
+        own = sum(map(worker.is_own, IDS))
         assert CAPACITY < own < 2 * CAPACITY
-        age = {"$subtract": [PUBLISHED + 1, {"$toInt": "$key"}]}  # each has another, as the position goes by age
-        ago = {"$dateSubtract": {"startDate": "$$NOW", "unit": "second", "amount": age}}
-        worker.bench.tasks.update_many({}, [{"$set": {"task_state.next_preempt_time": ago}}])
+        # Each has another age: the position goes by it.
+        worker.make_older(IDS, {"$subtract": [PUBLISHED + 1, {"$toInt": "$key"}]})
         worker.batches._all_at = monotonic()
         assert await worker.batches.scan_share()
         assert worker.batches._position is not None
@@ -222,5 +225,58 @@ def test_worker_that_may_not_ask_for_its_share_reads_the_tasks_of_all(backlogged
         worker.scans._note_cut(was_cut=True)
         await worker.scan(is_refill=True)
         assert worker.queries.of_all == [CAPACITY]
+
+    backlogged(test)
+
+
+def test_regular_look_brings_a_task_of_a_higher_priority_that_will_be_due(backlogged: Callable[[Test], None]) -> None:
+    async def test(worker: Backlogged) -> None:
+        spec = TaskSpec("work", {}, key="urgent", delay=timedelta(seconds=9), priority=9)
+        await worker.bench.client.publish_many([spec])
+        worker.scans._note_cut(was_cut=True)
+        await worker.scan(is_refill=False)
+        assert "work:urgent" in worker.queue
+        assert worker.scans.was_cut.is_set()
+
+    backlogged(test)
+
+
+def test_worker_whose_share_is_nearly_done_reads_the_tasks_of_all_though_its_own_go_first(
+    backlogged: Callable[[Test], None],
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        own = [task_id for task_id in IDS if worker.is_own(task_id)]
+        worker.make_older(own[:5], 30)
+        worker.make_older(own[5:], -3600)
+        worker.batches._all_at = 0.0  # long ago
+        await worker.scan(is_refill=True)
+        assert worker.queries.of_all == [LOOK, CAPACITY]
+        assert len(worker.queue) == CAPACITY
+
+    backlogged(test)
+
+
+def test_full_scan_that_is_asked_for_amid_a_scan_follows_it(backlogged: Callable[[Test], None]) -> None:
+    async def test(worker: Backlogged) -> None:
+        scans, full = worker.scans, asyncio.Event()
+        scans._wake.clear()
+        fulls: list[bool] = []
+
+        async def scan(*, is_full: bool) -> None:
+            scans._wake.clear()
+            fulls.append(is_full)
+            if len(fulls) == 2:
+                scans.ask_full()
+            elif len(fulls) == 4:
+                full.set()
+
+        scans._scan = scan
+        scans.ask_soon()
+        await until(lambda: len(fulls) == 1, message="a scan that is not full")
+        scans.ask_full()
+        await until(lambda: len(fulls) == 3, message="the full scan, and the one that was asked for amid it")
+        scans.ask_soon()
+        await full.wait()
+        assert fulls == [False, True, True, False]
 
     backlogged(test)
