@@ -226,6 +226,22 @@ def test_tasks_of_isolated_handlers_stay_queued_while_there_is_no_room_and_other
     assert queue.ready_count(10.0) == 1
 
 
+def test_own_task_is_next_if_no_task_of_another_worker_goes_first_and_none_waits_for_an_executor() -> None:
+    room = _Room(0)
+    queue = PreemptionQueue(100, lambda: 10.0, isolated=room)
+    assert not queue.is_own_next(10.0)
+    queue.push("others", "other", 0, 1.0, 1)
+    assert not queue.is_own_next(10.0)
+    queue.push("own", "other", 0, 1.0 + PREFERENCE - 0.1, 0)
+    assert queue.is_own_next(10.0)
+    queue.push("isolated", "isolated", 0, 9.0, 0)
+    assert not queue.is_own_next(10.0)
+    room.left = 1
+    assert queue.is_own_next(10.0)
+    queue.discard("own")
+    assert not queue.is_own_next(10.0)
+
+
 def test_tasks_of_isolated_handlers_take_their_turn_among_others() -> None:
     queue = PreemptionQueue(100, lambda: 10.0, isolated=_Room(10))
     for number, name in enumerate(["other", "isolated", "isolated", "other"]):
