@@ -25,7 +25,7 @@ from mtask.worker.state.scope import Scope
 #: number.
 _APART = 4
 #: A share scan looks only for tasks of this worker's share. To be worth it, the scan must find enough tasks: at least
-#: the queue's capacity divided by this number.
+#: the queue's capacity divided by this number. A look at the tasks of all workers brings as many.
 _ENOUGH = 4
 #: The number of documents that the server should read for a share scan, as a multiple of the queue's capacity. If the
 #: share is small, few of the documents read belong to it. So the batch of the scan is small, too.
@@ -34,8 +34,8 @@ _LOOKED_THROUGH = 4
 #: The second value: the pause after a share scan, as a multiple of the scan's duration. There is a pause if the scan
 #: found all tasks of the share, or too few to be worth it.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
-#: After this time, in seconds, a refill scans the whole backlog again. If all refills scanned only this worker's share,
-#: older tasks of a full or departed worker would wait behind newer tasks.
+#: After this time, in seconds, a refill looks at the tasks of all workers again. If all refills scanned only this
+#: worker's share, older tasks of a full or departed worker would wait behind newer tasks.
 MAX_ALL_PAUSE = 2.0
 #: While the stream is closed: the time before the end of a lease at which a begun task is looked for, in ms, and the
 #: most tasks of one look.
@@ -183,7 +183,10 @@ class Batches:
     async def scan_within(
         self, horizon: timedelta, limit: int | None = None, *, begun_only: bool = False
     ) -> finding.Scan:
-        """Scan all queues. Each queue with parked tasks gets a scan of its own."""
+        """Scan all queues. Each queue with parked tasks gets a scan of its own.
+
+        `limit`: the most tasks of one query. None: the queue's capacity.
+        """
         is_complete, has_future = True, False
         for target in self._limits.scan_targets(self._controls.queues):
             found = await self._scan_target(target, horizon, limit, begun_only=begun_only)
