@@ -233,7 +233,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "refill-forgotten-amid-a-scan",
         "Runs that end during a scan that brings nothing are the last ones, and the worker idles.",
-        (Edit(_SCANS, "        if self._is_refill_asked:\n            self.refill()\n", ""),),
+        (Edit(_SCANS, "            self._is_refill_asked = False\n            self.refill()\n",
+              "            self._is_refill_asked = False\n"),),
         (f"{_REFILLS}::test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing",),
     ),
     Mutation(
