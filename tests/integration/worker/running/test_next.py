@@ -353,6 +353,7 @@ def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(
                 runs = [run["status"] for run in bench.state("twofold:k")["worker_states"]]
                 await asyncio.sleep(0.01)
             assert not {"owed_tasks", "owed_since"} & {*the(bench, "twofold:k")}
+            assert "next_id" not in bench.state("twofold:k"), "no next task was published meanwhile"
             async with working(mongo_uri, database_name, mongo, make_app(), worker_id="w2"):
                 await bench.status("twofold:k", "SUCCESS")
                 await succeeded(bench, "work:twofold:k/next-1")
