@@ -96,7 +96,12 @@ class Batches:
             above = {"task_option.priority": {"$gt": priority}}
             await self._take(finding.scan(queues, names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
 
-    def share(self, now: float) -> tuple[list[Filter], float]:
+    @property
+    def has_share(self) -> bool:
+        """Whether this worker has a share of the backlog, and a share scan may be made now."""
+        return bool(self._share(monotonic())[0])
+
+    def _share(self, now: float) -> tuple[list[Filter], float]:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
         # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow. Nor are there
         # if a tenant is paused, or tenants take turns.
@@ -105,7 +110,7 @@ class Batches:
     async def scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
-        share, fraction = self.share(began)
+        share, fraction = self._share(began)
         if not share or began > self._all_at + MAX_ALL_PAUSE:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
@@ -149,7 +154,7 @@ class Batches:
         It can be if due tasks were left unread, a task of this worker's share still goes before those of the others,
         and no task of a higher priority is due soon. A refill looks at due tasks only.
         """
-        if not self.share(monotonic())[0]:
+        if not self.has_share:
             return False
         self._all_at = monotonic()
         self._position = None

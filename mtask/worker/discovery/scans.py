@@ -204,7 +204,7 @@ class Scans:
 
     def _count_ready(self, *, is_refill: bool) -> None:
         now = monotonic()
-        counts_own = self._batches.has_enough_own or bool(self._batches.share(now)[0])
+        counts_own = self._batches.has_enough_own or self._batches.has_share
         count = self._queue.ready_count(now, own_only=counts_own)
         if not is_refill and self.was_cut.is_set() and counts_own == self._counts_own:
             # A scan that is no refill may have brought little. The next refill comes as if it had not been.

@@ -261,7 +261,7 @@ class PreemptionQueue:
         """Return the seconds until the next task is ready; 0: a task is ready now; None: the queue is empty."""
         self._promote(now)
         self._look_at_room()
-        if self._peek(self._by_head()[0]) is not None:
+        if self._first() is not None:
             return 0.0
         return self.next_waiting(now)
 
@@ -280,7 +280,7 @@ class PreemptionQueue:
     def next_priority(self, now: float) -> int | None:
         """Return the priority of the next task that is ready; None: no task is ready."""
         self._promote(now)
-        entry = self._peek(self._by_head()[0])
+        entry = self._first()
         return None if entry is None else entry.priority
 
     def is_own_next(self, now: float) -> bool:
@@ -289,19 +289,19 @@ class PreemptionQueue:
         self._look_at_room()
         if not self._room and self._has_isolated:
             return False
-        entry = self._peek(self._by_head()[0])
+        entry = self._first()
         return entry is not None and entry.rank == 0
 
     @property
     def is_limited_next(self) -> bool:
         """Whether the next task is limited. Read this only right after `next_ready` has returned 0."""
-        entry = self._peek(self._by_head()[0])
+        entry = self._first()
         return entry is not None and self._is_limited(entry)
 
     @property
     def is_rescue_next(self) -> bool:
         """Whether the next task was begun by a worker. Read this only right after `next_ready` has returned 0."""
-        entry = self._peek(self._by_head()[0])
+        entry = self._first()
         return entry is not None and entry.is_begun
 
     def rerank(self, ranks: Iterable[tuple[str, int]]) -> None:
@@ -350,6 +350,10 @@ class PreemptionQueue:
     def _peek(self, source: _Source) -> Entry | None:
         """Return the first task of a source, or None."""
         return source.head(self._now) if isinstance(source, Turns) else _head(source)
+
+    def _first(self) -> Entry | None:
+        """Return the ready task that `take` would return first, or None."""
+        return self._peek(self._by_head()[0])
 
     def _by_head(self) -> Sequence[_Source]:
         """Return the sources of ready tasks: the heaps, and the turns if any. The one with the next task comes first.
