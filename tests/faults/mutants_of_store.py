@@ -6,7 +6,10 @@ from tests.faults.mutant import Edit, Mutation
 
 _CLAIMS = "mtask/store/tasks/claims.py"
 _DRIVER = "mtask/store/driver/stores.py"
+_AWAITING = "mtask/store/driver/awaiting.py"
+_AWAITING_TESTS = "tests/unit/store/driver/test_awaiting.py"
 _CANCELLING = "mtask/store/driver/cancelling.py"
+_MENDING = "mtask/store/driver/mending.py"
 _FILTERS = "mtask/store/statements/filters.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
@@ -64,12 +67,43 @@ STORE_MUTATIONS = (
     ),
     Mutation(
         "cancel-once",
-        "An operation whose cancellation the driver drops goes on to its time limit, and its caller waits for it.",
+        "A reading whose cancellation the driver drops goes on to its time limit, and its stop waits for it.",
         (
-            Edit(_CANCELLING, "while not (await asyncio.wait((task,), timeout=_AGAIN))[0]:\n        task.cancel()",
-                 "await asyncio.wait((task,))"),
+            Edit(_CANCELLING, "while not task.done():", "if not task.done():"),
+            Edit(_CANCELLING, "asyncio.wait((task,), timeout=AGAIN)", "asyncio.wait((task,))"),
         ),
         ("tests/unit/store/driver/test_cancelling.py::test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends",),
+    ),
+    Mutation(
+        "cancel-a-call-once",
+        "An operation whose cancellation the driver drops goes on to its time limit, and its caller waits for it.",
+        (Edit(_AWAITING, "self._awaited.cancel()", "pass"),),
+        (f"{_AWAITING_TESTS}::test_cancelled_caller_ends_a_call_that_drops_a_cancellation",),
+    ),
+    Mutation(
+        "cancel-at-each-turn",
+        "Each cancellation of a caller reaches the driver, also while it puts its locks and counts in order.",
+        (Edit(_AWAITING, "        with suppress(asyncio.CancelledError):\n            yield from asyncio.wait",
+              "        if True:\n            yield from asyncio.wait"),),
+        (f"{_AWAITING_TESTS}::test_call_gets_one_cancellation_however_often_its_caller_is_cancelled",),
+    ),
+    Mutation(
+        "time-limit-of-the-driver-cancels-its-caller",
+        "A time limit within the driver that is noticed late is taken for a cancellation of the caller.",
+        (Edit(_AWAITING, "while self._is_cancelled():", "while self._caller is not None:"),),
+        (f"{_AWAITING_TESTS}::test_new_primary_is_noticed_after_a_time_limit_within_the_call",),
+    ),
+    Mutation(
+        "driver-waits-as-before",
+        "A call that is given up while the database is away locks the driver for ever.",
+        (Edit(_MENDING, "sys.version_info < (3, 12)", "sys.version_info < (3, 0)"),),
+        ("tests/unit/store/driver/test_mending.py",),
+    ),
+    Mutation(
+        "wait-ends-before-the-lock-is-taken",
+        "A call that is cancelled twice gives back a lock of the driver that it does not hold.",
+        (Edit(_MENDING, "while not task.done():", "if not task.done():"),),
+        ("tests/unit/store/driver/test_mending.py::test_lock_is_free_whenever_a_call_is_cancelled_that_was_woken",),
     ),
     Mutation(
         "long-claim-of-what-the-short-one-took",

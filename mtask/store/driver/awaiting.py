@@ -1,20 +1,21 @@
 """Awaits a call of the driver, until the driver knows a new primary.
 
 The call runs in the caller's own asyncio task. An asyncio task for each call would cost several turns of the event
-loop. Only the rest of a call that is given up runs in an asyncio task of its own, because the driver may take long to
-end it.
+loop, and a time limit within the call (`asyncio.timeout`) always cancels the asyncio task in which it began. Only the
+rest of a call to a former primary runs in an asyncio task of its own, because the driver may take long to end it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from pymongo.errors import AutoReconnect
 from pymongo.topology_description import TopologyDescription
 
-from mtask.store.driver.cancelling import wait_for_end
+from mtask.store.driver.cancelling import AGAIN
 from mtask.store.driver.translate import translated
 
 T = TypeVar("T")
@@ -22,8 +23,8 @@ Address = tuple[str, int | None]
 #: The interval, in seconds, at which a waiting call checks whether there is a new primary.
 _LOOK_FOR_PRIMARY = 0.5
 _PRIMARY = "RSPrimary"
-#: Tells that a call has been given up, and awaits nothing more. None would not tell it: `asyncio.sleep(0)` awaits None.
-_NOTHING = object()
+#: Tells that a call awaits nothing more. None would not tell it: `asyncio.sleep(0)` awaits None.
+_ENDED = object()
 
 
 class KnowsServers(Protocol):
@@ -38,10 +39,24 @@ class WhilePrimary(Generic[T]):
     """Await a call, but only until the driver knows a new primary.
 
     Raises DatabaseUnavailable if another primary has been elected since the call was sent. A caller that is cancelled
-    waits until the call has ended. `keep` is given the asyncio task with the rest of a call that was given up.
+    waits until the call has ended. The call gets this cancellation once, however often the caller is cancelled, so that
+    the driver can put its locks and counts in order. A second follows only if the call goes on for `AGAIN` seconds.
+    `keep` is given the asyncio task with the rest of a call that was given up because of a new primary.
     """
 
-    __slots__ = ("_asked", "_call", "_caller", "_cancelled_before", "_client", "_keep", "_known", "_present", "_timer")
+    __slots__ = (
+        "_asked",
+        "_awaited",
+        "_call",
+        "_caller",
+        "_cancelled_before",
+        "_client",
+        "_keep",
+        "_known",
+        "_present",
+        "_received",
+        "_timer",
+    )
 
     def __init__(
         self,
@@ -50,6 +65,7 @@ class WhilePrimary(Generic[T]):
         keep: Callable[[asyncio.Task[Any]], None],
     ) -> None:
         self._call = call
+        self._awaited: Any = None  #: what a call that is cancelled awaits
         self._caller: asyncio.Task[Any] | None = None
         self._client = client
         self._keep = keep
@@ -63,6 +79,8 @@ class WhilePrimary(Generic[T]):
         self._asked: Address | None = None  #: the primary then, or the first one that the driver knew
         #: The new primary. It is set when the caller is interrupted because of it.
         self._present: Address | None = None
+        #: What the cancellation said that has come to the call. None: none has come.
+        self._received: tuple[Any, ...] | None = None
         self._look_later()
         try:
             awaited = call.send(None)
@@ -70,21 +88,26 @@ class WhilePrimary(Generic[T]):
                 try:
                     yield awaited
                 except asyncio.CancelledError as error:
-                    awaited, answer = yield from self._cancel(error)
-                    if answer is not None:
-                        return answer[0]
-                    if awaited is _NOTHING:
-                        raise
+                    if self._is_for_primary():
+                        return self._give_up(error)
+                    self._received = error.args
+                    awaited = yield from self._go_on(call.throw(error))
                 except BaseException as error:
                     awaited = call.throw(error)
                 else:
                     awaited = call.send(None)
         except StopIteration as stop:
             result: T = stop.value
-            return result
+            if not self._is_cancelled():
+                return result
+        except (Exception, asyncio.CancelledError):
+            if not self._is_cancelled():
+                raise
         finally:
             self._timer.cancel()
             self._caller = None  # a cancelled caller holds its error, and the error holds this frame
+        # Not raised above: a frame that holds its own error waits for the collector of cycles.
+        raise asyncio.CancelledError(*(self._received or ()))
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_FOR_PRIMARY, self._look)
@@ -103,45 +126,78 @@ class WhilePrimary(Generic[T]):
             self._look_later()
 
     def _is_for_primary(self) -> bool:
-        """Whether only `_look` has cancelled the caller. Take this cancellation back."""
+        """Whether only `_look` has cancelled the caller. Take its cancellation back."""
         caller = self._caller
-        return self._present is not None and caller is not None and caller.uncancel() <= self._cancelled_before
+        if self._present is None or caller is None:
+            return False
+        if caller.uncancel() <= self._cancelled_before:
+            return True
+        self._present = None
+        return False
 
-    def _is_for_call(self) -> bool:
-        """Whether the call was cancelled, and not its caller.
+    def _is_cancelled(self) -> bool:
+        """Whether a cancellation has come that was for the caller, and not for the call alone.
 
-        Something that the call awaits was cancelled. Or a time limit within the call (`asyncio.timeout`) has cancelled
-        the caller's asyncio task, and has taken this back when the cancellation came to it.
+        For the call alone: something that it awaits was cancelled. Or a time limit within it (`asyncio.timeout`) has
+        cancelled the caller's asyncio task, and takes this back when the cancellation has come to it. It may come there
+        late, because a wait of the driver first takes its lock again.
         """
-        return self._caller is None or self._caller.cancelling() <= self._cancelled_before
+        caller = self._caller
+        return self._received is not None and caller is not None and caller.cancelling() > self._cancelled_before
 
-    def _cancel(self, error: asyncio.CancelledError) -> Generator[Any, Any, tuple[Any, tuple[T] | None]]:
-        """Pass a cancellation on to the call, and give the call up unless the cancellation was for the call alone.
+    def _go_on(self, awaited: Any) -> Generator[Any, Any, Any]:
+        """Go on with a call that was cancelled, and keep further cancellations from it, while the caller is cancelled.
 
-        Returns what the call awaits next, if it goes on, and its answer, if this has come at this moment. If there is
-        neither, the caller must end. Raises the call's error, and DatabaseUnavailable.
+        Returns what the call awaits if the caller is not, or no longer, cancelled.
         """
-        is_for_primary = self._is_for_primary()
+        self._timer.cancel()
+        self._cancel_later()
+        while self._is_cancelled():
+            self._awaited = awaited
+            yield from _shielded(awaited)
+            awaited = self._call.send(None)
+        self._received = self._awaited = None
+        self._timer.cancel()
+        self._look_later()
+        return awaited
+
+    def _cancel_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(AGAIN, self._cancel_again)
+
+    def _cancel_again(self) -> None:
+        """Cancel what the call awaits. Before Python 3.12, `asyncio.wait_for` may drop a cancellation."""
+        if asyncio.isfuture(self._awaited):
+            self._awaited.cancel()
+        self._cancel_later()
+
+    def _give_up(self, error: asyncio.CancelledError) -> T:
+        """Give the call up because of the new primary. Return its answer, if this has come at this moment.
+
+        Raises DatabaseUnavailable.
+        """
         try:
             awaited = self._call.throw(error)
         except StopIteration as stop:
-            if is_for_primary or self._is_for_call():
-                return _NOTHING, (stop.value,)
-        except BaseException:
-            if not is_for_primary and self._is_for_call():
-                raise
-        else:
-            if not is_for_primary and self._is_for_call():
-                return awaited, None
-            self._timer.cancel()
-            rest = asyncio.get_running_loop().create_task(_Rest(self._call, awaited))
-            self._keep(rest)
-            if not is_for_primary:
-                yield from wait_for_end(rest).__await__()
-        if not is_for_primary:
-            return _NOTHING, None  # not raised here: a frame that holds its own error waits for the collector of cycles
+            answer: T = stop.value
+            return answer
+        except (Exception, asyncio.CancelledError):
+            awaited = _ENDED
+        if awaited is not _ENDED:
+            self._keep(asyncio.get_running_loop().create_task(_Rest(self._call, awaited)))
         former, present = (":".join(map(str, found or ())) for found in (self._asked, self._present))
         raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now")) from None
+
+
+def _shielded(awaited: Any) -> Generator[Any, Any, None]:
+    """Wait until the future has ended that a call awaits. A cancellation neither ends this wait nor the future."""
+    if not asyncio.isfuture(awaited):  # it is None, by which a call lets others go first
+        with suppress(asyncio.CancelledError):
+            yield awaited
+        return
+    awaited._asyncio_future_blocking = False  # as the asyncio task says of a future that it has taken over
+    while not awaited.done():
+        with suppress(asyncio.CancelledError):
+            yield from asyncio.wait((awaited,)).__await__()
 
 
 class _Rest(Coroutine[Any, Any, T]):

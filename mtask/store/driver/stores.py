@@ -36,6 +36,7 @@ from pymongo.write_concern import WriteConcern
 
 from mtask.store.driver import rights
 from mtask.store.driver.awaiting import WhilePrimary
+from mtask.store.driver.mending import mend_waits
 from mtask.store.driver.operation import COLLECTIONS, Call, Operation
 from mtask.store.driver.translate import DUPLICATE_KEY, NOT_STORABLE, translated
 
@@ -311,6 +312,7 @@ class AsyncStore:
     def __init__(
         self, client: AsyncMongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT
     ) -> None:
+        mend_waits()
         self.client = client
         self.timeout = timeout
         #: The `mtask.store.encryption.sealer.Sealer` of the values of tasks. None: this store has no keys.

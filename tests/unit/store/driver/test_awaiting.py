@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec
 
+import anyio
 import pytest
 from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
@@ -147,6 +148,100 @@ async def test_cancelled_caller_ends_a_call_that_drops_a_cancellation(steps: int
     caller.cancel()
     await asyncio.wait((caller,), timeout=PATIENCE)
     assert caller.cancelled()
+
+
+@on_loop
+async def test_call_gets_one_cancellation_however_often_its_caller_is_cancelled() -> None:
+    asking, cancellations, is_in_order = Asking(), 0, False
+
+    async def puts_in_order() -> str:
+        nonlocal cancellations, is_in_order
+        try:
+            return await asking.ask()
+        finally:
+            for turn in range(20):
+                try:
+                    await asyncio.sleep(0.001 * (turn % 2))
+                except asyncio.CancelledError:
+                    cancellations += 1
+            is_in_order = True
+
+    caller = asyncio.create_task(asking.wait(Servers(), puts_in_order()))
+    await asking.is_asked.wait()
+    while not caller.done():
+        caller.cancel()
+        await asyncio.sleep(0)
+    assert caller.cancelled()
+    assert is_in_order
+    assert cancellations == 0
+
+
+@on_loop
+async def test_time_limit_within_a_call_that_comes_late_is_not_for_its_caller() -> None:
+    limit: asyncio.Timeout
+
+    async def waits_as_the_driver() -> str:
+        nonlocal limit
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE) as limit:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    for _ in range(5):  # the lock of the condition is taken
+                        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
+        return "answer"
+
+    asking = Asking()
+    caller = asyncio.create_task(_outcome(asking.wait(Servers(), waits_as_the_driver())))
+    await asyncio.sleep(0)
+    limit.reschedule(0)
+    assert await asyncio.wait_for(caller, PATIENCE) == ("answer", 0)
+
+
+@on_loop
+async def test_new_primary_is_noticed_after_a_time_limit_within_the_call() -> None:
+    servers, asking = Servers(1), Asking()
+
+    async def waits_twice() -> str:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        return await asking.ask()
+
+    caller = asyncio.create_task(_outcome(asking.wait(servers, waits_twice())))
+    await asking.is_asked.wait()
+    servers.elect(2)
+    told, _ = await asyncio.wait_for(caller, PATIENCE)
+    assert isinstance(told, DatabaseUnavailable)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+@on_loop
+async def test_what_a_cancellation_says_reaches_the_caller(is_dropped: bool) -> None:
+    asking = Asking()
+
+    async def drops() -> str:
+        with suppress(asyncio.CancelledError):
+            await asking.ask()
+        return "answer"
+
+    caller = asyncio.create_task(asking.wait(Servers(), drops() if is_dropped else asking.ask()))
+    await asking.is_asked.wait()
+    caller.cancel("by a scope")
+    with pytest.raises(asyncio.CancelledError, match="by a scope"):
+        await caller
+
+
+@on_loop
+async def test_scope_of_anyio_ends_a_call() -> None:
+    asking = Asking()
+    asking.may_end.clear()
+    with anyio.move_on_after(0.01) as scope:
+        asyncio.get_running_loop().call_later(0.05, asking.may_end.set)
+        await asking.wait(Servers())
+    assert scope.cancelled_caught
+    assert asking.has_ended.is_set(), "the scope cancels its task at each turn of the loop"
 
 
 @on_loop
