@@ -83,8 +83,8 @@ STORE_MUTATIONS = (
     Mutation(
         "cancel-at-each-turn",
         "Each cancellation of a caller reaches the driver, also while it puts its locks and counts in order.",
-        (Edit(_AWAITING, "        with suppress(asyncio.CancelledError):\n            yield from asyncio.wait",
-              "        if True:\n            yield from asyncio.wait"),),
+        (Edit(_AWAITING, "__await__()\n            except asyncio.CancelledError as",
+              "__await__()\n            except KeyError as"),),
         (f"{_AWAITING_TESTS}::test_call_gets_one_cancellation_however_often_its_caller_is_cancelled",),
     ),
     Mutation(
@@ -96,13 +96,32 @@ STORE_MUTATIONS = (
     Mutation(
         "driver-waits-as-before",
         "A call that is given up while the database is away locks the driver for ever.",
-        (Edit(_MENDING, "sys.version_info < (3, 12)", "sys.version_info < (3, 0)"),),
+        (Edit(_MENDING, "            setattr(module, _NAME, wait_for_condition)", "            pass"),),
         ("tests/unit/store/driver/test_mending.py",),
+    ),
+    Mutation(
+        "woken-for-nothing",
+        "A call that is cancelled when it gets a connection leaves the next one waiting, though a connection is free.",
+        (Edit(_MENDING, "        condition.notify()  #", "        pass  #"),),
+        ("tests/unit/store/driver/test_mending.py::test_call_that_is_cancelled_when_it_is_woken_wakes_another",),
+    ),
+    Mutation(
+        "rest-of-a-call-interrupts-its-caller",
+        "A call within one that was given up looks for a new primary, and cancels what its former caller does by then.",
+        (Edit(_AWAITING, "if self._caller in _GIVING_UP:", "if self._caller is None:"),),
+        (f"{_AWAITING_TESTS}::test_call_within_a_call_that_is_given_up_interrupts_nobody",),
+    ),
+    Mutation(
+        "limit-of-what-was-given-up",
+        "After a stream is given up because of a new primary, its worker can open no other.",
+        (Edit(_DRIVER, "        with pymongo.timeout(None):\n            return await WhilePrimary(waiting",
+              "        if True:\n            return await WhilePrimary(waiting"),),
+        (f"{_AWAITING_TESTS}::test_time_limit_of_what_is_given_up_does_not_stay_with_the_caller",),
     ),
     Mutation(
         "wait-ends-before-the-lock-is-taken",
         "A call that is cancelled twice gives back a lock of the driver that it does not hold.",
-        (Edit(_MENDING, "while not task.done():", "if not task.done():"),),
+        (Edit(_MENDING, "while not waiting.done():", "if not waiting.done():"),),
         ("tests/unit/store/driver/test_mending.py::test_lock_is_free_whenever_a_call_is_cancelled_that_was_woken",),
     ),
     Mutation(

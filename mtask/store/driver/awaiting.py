@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from pymongo.errors import AutoReconnect
@@ -25,6 +24,8 @@ _LOOK_FOR_PRIMARY = 0.5
 _PRIMARY = "RSPrimary"
 #: Tells that a call awaits nothing more. None would not tell it: `asyncio.sleep(0)` awaits None.
 _ENDED = object()
+#: The callers whose calls are being given up at this moment.
+_GIVING_UP: set[asyncio.Task[Any]] = set()
 
 
 class KnowsServers(Protocol):
@@ -88,10 +89,13 @@ class WhilePrimary(Generic[T]):
                 try:
                     yield awaited
                 except asyncio.CancelledError as error:
-                    if self._is_for_primary():
+                    if self._is_given_up():
+                        awaited = call.throw(error)
+                    elif self._is_for_primary():
                         return self._give_up(error)
-                    self._received = error.args
-                    awaited = yield from self._go_on(call.throw(error))
+                    else:
+                        self._received = error.args
+                        awaited = yield from self._go_on(call.throw(error))
                 except BaseException as error:
                     awaited = call.throw(error)
                 else:
@@ -105,7 +109,8 @@ class WhilePrimary(Generic[T]):
                 raise
         finally:
             self._timer.cancel()
-            self._caller = None  # a cancelled caller holds its error, and the error holds this frame
+            # A cancelled caller holds its error, and so does a future. The error holds this frame.
+            self._caller = self._awaited = None
         # Not raised above: a frame that holds its own error waits for the collector of cycles.
         raise asyncio.CancelledError(*(self._received or ()))
 
@@ -124,6 +129,13 @@ class WhilePrimary(Generic[T]):
                 self._caller.cancel()
         else:
             self._look_later()
+
+    def _is_given_up(self) -> bool:
+        """Whether a call that this one is a part of is given up now, or was. Its rest has no caller to interrupt."""
+        if self._caller in _GIVING_UP:
+            self._timer.cancel()
+            self._caller = None
+        return self._caller is None
 
     def _is_for_primary(self) -> bool:
         """Whether only `_look` has cancelled the caller. Take its cancellation back."""
@@ -152,14 +164,31 @@ class WhilePrimary(Generic[T]):
         """
         self._timer.cancel()
         self._cancel_later()
+        self._awaited = awaited
+        del awaited
         while self._is_cancelled():
-            self._awaited = awaited
-            yield from _shielded(awaited)
-            awaited = self._call.send(None)
-        self._received = self._awaited = None
+            yield from self._shielded()
+            self._awaited = None
+            self._awaited = self._call.send(None)
+        awaited, self._awaited, self._received = self._awaited, None, None
         self._timer.cancel()
         self._look_later()
         return awaited
+
+    def _shielded(self) -> Generator[Any, Any, None]:
+        """Wait for the future that the call awaits. A cancellation ends neither this wait nor the future."""
+        if not asyncio.isfuture(self._awaited):  # it is None, by which a call lets others go first
+            try:
+                yield self._awaited
+            except asyncio.CancelledError as error:
+                self._received = self._received or error.args
+            return
+        self._awaited._asyncio_future_blocking = False  # as an asyncio task says of a future that it has taken over
+        while not self._awaited.done():
+            try:
+                yield from asyncio.wait((self._awaited,)).__await__()
+            except asyncio.CancelledError as error:
+                self._received = self._received or error.args
 
     def _cancel_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(AGAIN, self._cancel_again)
@@ -175,29 +204,22 @@ class WhilePrimary(Generic[T]):
 
         Raises DatabaseUnavailable.
         """
+        caller, awaited = self._caller, _ENDED
+        assert caller is not None
+        _GIVING_UP.add(caller)
         try:
             awaited = self._call.throw(error)
         except StopIteration as stop:
             answer: T = stop.value
             return answer
         except (Exception, asyncio.CancelledError):
-            awaited = _ENDED
+            pass
+        finally:
+            _GIVING_UP.discard(caller)
         if awaited is not _ENDED:
             self._keep(asyncio.get_running_loop().create_task(_Rest(self._call, awaited)))
         former, present = (":".join(map(str, found or ())) for found in (self._asked, self._present))
         raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now")) from None
-
-
-def _shielded(awaited: Any) -> Generator[Any, Any, None]:
-    """Wait until the future has ended that a call awaits. A cancellation neither ends this wait nor the future."""
-    if not asyncio.isfuture(awaited):  # it is None, by which a call lets others go first
-        with suppress(asyncio.CancelledError):
-            yield awaited
-        return
-    awaited._asyncio_future_blocking = False  # as the asyncio task says of a future that it has taken over
-    while not awaited.done():
-        with suppress(asyncio.CancelledError):
-            yield from asyncio.wait((awaited,)).__await__()
 
 
 class _Rest(Coroutine[Any, Any, T]):

@@ -377,7 +377,9 @@ class AsyncStore:
 
         Raises DatabaseUnavailable if another primary has been elected since the request was sent.
         """
-        return await WhilePrimary(waiting, self.client, self._keep)
+        # The rest of what is given up ends in another asyncio task. There it cannot take back its time limits here.
+        with pymongo.timeout(None):
+            return await WhilePrimary(waiting, self.client, self._keep)
 
     def _keep(self, rest: asyncio.Task[Any]) -> None:
         """Keep a reference to the rest of a call that was given up, until it ends. It may take long."""

@@ -12,13 +12,16 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 import anyio
+import pymongo
 import pytest
+from pymongo import AsyncMongoClient, _csot
 from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 
 from mtask.errors import DatabaseUnavailable
-from mtask.store.driver.awaiting import WhilePrimary
+from mtask.store.driver.awaiting import _LOOK_FOR_PRIMARY, WhilePrimary
+from mtask.store.driver.stores import AsyncStore
 from tests.mongo import PATIENCE
 
 P = ParamSpec("P")
@@ -245,6 +248,47 @@ async def test_scope_of_anyio_ends_a_call() -> None:
 
 
 @on_loop
+async def test_scope_of_anyio_ends_a_call_that_has_a_time_limit_of_its_own() -> None:
+    async def waits_as_the_driver() -> str:
+        async with asyncio.timeout(0):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.1)  # the lock of the condition is taken
+        return "never"
+
+    with anyio.move_on_after(0.05) as scope:
+        await Asking().wait(Servers(), waits_as_the_driver())
+    assert scope.cancelled_caught
+
+
+@on_loop
+async def test_call_within_a_call_that_is_given_up_interrupts_nobody() -> None:
+    servers, asking = Servers(1), Asking()
+    asking.may_end.clear()
+
+    async def ask_within() -> str:
+        await asyncio.sleep(_LOOK_FOR_PRIMARY / 5)  # so the outer call looks for a primary first
+        return await asking.wait(servers)
+
+    async def caller() -> str:
+        with pytest.raises(DatabaseUnavailable):
+            await asking.wait(servers, ask_within())
+        servers.elect(3)
+        await asyncio.sleep(2 * _LOOK_FOR_PRIMARY)  # longer than the interval at which a call looks for a primary
+        return "not interrupted"
+
+    calling = asyncio.create_task(_outcome(caller()))
+    await asking.is_asked.wait()
+    servers.elect(2)
+    assert await asyncio.wait_for(calling, PATIENCE) == ("not interrupted", 0)
+    asking.may_end.set()
+    await asyncio.wait(asking.rests, timeout=PATIENCE)
+    assert len(asking.rests) == 1
+    assert asking.has_ended.is_set()
+
+
+@on_loop
 async def test_caller_is_told_of_a_new_primary_before_the_call_has_ended() -> None:
     servers, asking = Servers(1), Asking()
     asking.may_end.clear()
@@ -260,6 +304,31 @@ async def test_caller_is_told_of_a_new_primary_before_the_call_has_ended() -> No
     asking.may_end.set()
     await asyncio.wait((rest,), timeout=PATIENCE)
     assert asking.has_ended.is_set()
+
+
+@on_loop
+async def test_time_limit_of_what_is_given_up_does_not_stay_with_the_caller() -> None:
+    servers, asking = Servers(1), Asking()
+    asking.may_end.clear()
+
+    async def limited() -> str:
+        with pymongo.timeout(PATIENCE):
+            return await asking.ask()
+
+    async def caller(store: AsyncStore) -> float | None:
+        with pytest.raises(DatabaseUnavailable):
+            await store.while_primary(limited())
+        return _csot.remaining()
+
+    async with AsyncMongoClient[dict[str, Any]](connect=False) as client:
+        store: Any = AsyncStore(client, "unused")
+        store.client = servers
+        calling = asyncio.create_task(caller(store))
+        await asking.is_asked.wait()
+        servers.elect(2)
+        assert await asyncio.wait_for(calling, PATIENCE) is None
+        asking.may_end.set()
+        await asyncio.wait_for(asking.has_ended.wait(), PATIENCE)
 
 
 @on_loop
@@ -350,8 +419,9 @@ async def test_time_limit_of_the_caller_ends_the_call() -> None:
     assert asking.has_ended.is_set()
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @on_loop
-async def test_what_a_cancelled_call_held_is_freed_without_a_look_for_cycles() -> None:
+async def test_what_a_cancelled_call_held_is_freed_without_a_look_for_cycles(fails: bool) -> None:
     asking = Asking()
 
     class Held:
@@ -359,7 +429,11 @@ async def test_what_a_cancelled_call_held_is_freed_without_a_look_for_cycles() -
 
     async def ask_with(held: Held) -> str:
         assert held
-        return await asking.ask()
+        try:
+            return await asking.ask()
+        finally:
+            if fails:
+                await _failing()
 
     held = Held()
     gone = weakref.ref(held)
@@ -395,6 +469,14 @@ async def _outcome(waiting: Coroutine[Any, Any, str]) -> tuple[object, int]:
     except (DatabaseUnavailable, TimeoutError) as error:
         got = error
     return got, caller.cancelling()
+
+
+def _failing() -> asyncio.Future[None]:
+    """Return a future that fails soon."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(future.set_exception, KeyError("x"))
+    return future
 
 
 def _never(rest: asyncio.Task[Any]) -> None:

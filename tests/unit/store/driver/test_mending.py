@@ -7,10 +7,12 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
 
+import pymongo.asynchronous.pool
+import pymongo.asynchronous.topology
 import pymongo.lock
 import pytest
 
-from mtask.store.driver.mending import mend_waits, wait_within
+from mtask.store.driver.mending import mend_waits, wait_for_condition
 from tests.mongo import PATIENCE
 
 P = ParamSpec("P")
@@ -128,15 +130,33 @@ async def test_call_that_is_cancelled_when_it_is_woken_wakes_another(steps: int)
     await driver.assert_free()
 
 
+@pytest.mark.parametrize("steps", range(_STEPS))
+@on_loop
+async def test_cancelled_call_that_was_just_woken_is_cancelled(steps: int) -> None:
+    driver = Driver()
+    first, second = await driver.waiting(), await driver.waiting()
+    first.cancel()  # it wakes the second one in its place
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    is_done = second.done()
+    second.cancel()
+    await asyncio.wait((first, second), timeout=PATIENCE)
+    assert second.cancelled() or is_done
+    await driver.assert_free()
+
+
+@on_loop
+async def test_driver_waits_in_this_way() -> None:
+    for module in (pymongo.lock, pymongo.asynchronous.pool, pymongo.asynchronous.topology):
+        assert vars(module)["_async_cond_wait"] is wait_for_condition
+
+
 @on_loop
 async def test_error_and_message_of_a_cancellation_pass() -> None:
-    async def fail() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError, match="x"):
-        await wait_within(fail(), PATIENCE)
-    waiting = asyncio.create_task(wait_within(asyncio.Event().wait(), None))
-    await asyncio.sleep(0)
-    waiting.cancel("by a scope")
+    driver = Driver()
+    with pytest.raises(RuntimeError, match="un-acquired lock"):
+        await wait_for_condition(driver.condition, PATIENCE)
+    call = await driver.waiting()
+    call.cancel("by a scope")
     with pytest.raises(asyncio.CancelledError, match="by a scope"):
-        await waiting
+        await call
