@@ -9,6 +9,9 @@ _SENDER = "mtask/worker/claiming/sender.py"
 _ADOPTION = "mtask/worker/claiming/adoption.py"
 _SCANS = "mtask/worker/discovery/scans.py"
 _BATCHES = "mtask/worker/discovery/batches.py"
+_QUEUE = "mtask/worker/state/queue.py"
+_QUEUE_TESTS = "tests/unit/worker/state/test_queue.py"
+_ISOLATED_BACKLOG = "tests/integration/worker/executors/test_backlog.py"
 _STREAM = "mtask/worker/discovery/stream.py"
 _JANITOR = "mtask/worker/discovery/janitor.py"
 _INBOX = "mtask/worker/discovery/inbox.py"
@@ -206,9 +209,45 @@ WORKER_MUTATIONS = (
         ("tests/integration/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
+        "others-behind-those-that-wait-for-an-executor",
+        "If more isolated tasks are due than the queue holds, the tasks of other handlers wait until these are done.",
+        (Edit(_BATCHES, "return 0 < self._enough <= self._queue.isolated_count(monotonic())", "return False"),),
+        (f"{_ISOLATED_BACKLOG}::test_tasks_behind_more_isolated_ones_than_the_queue_holds_all_run",),
+    ),
+    Mutation(
+        "executors-run-dry",
+        "When the isolated tasks of the queue are done, no refill brings more of those that wait.",
+        (Edit(_BATCHES, "return self._queue.has_more_isolated and", "return False and"),),
+        (f"{_ISOLATED_BACKLOG}::test_isolated_tasks_go_on_after_those_that_the_queue_held",),
+    ),
+    Mutation(
+        "dead-worker-behind-those-that-wait-for-an-executor",
+        "A dead worker's isolated task waits behind a backlog of isolated tasks.",
+        (Edit(_SCANS, " or self._queue.has_more_isolated or", " or"),),
+        (f"{_ISOLATED_BACKLOG}::test_begun_task_is_found_behind_more_isolated_ones_than_the_queue_holds",),
+    ),
+    Mutation(
+        "keys-of-isolated-tasks-passed-again-and-again",
+        "Each regular scan passes the keys of a long backlog of isolated tasks, to find that nothing else is due.",
+        (Edit(_BATCHES, " or began < self._next_beside:", ":"),),
+        (f"{_ISOLATED_BACKLOG}::test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known",),
+    ),
+    Mutation(
+        "what-waits-for-an-executor-is-enough",
+        "A worker whose queue holds isolated tasks has no refill when its other tasks are done.",
+        (Edit(_QUEUE, "self._ready_cnt[:2] if self._is_shared else self._ready_cnt", "self._ready_cnt"),),
+        (f"{_QUEUE_TESTS}::test_tasks_of_isolated_handlers_are_counted_apart_only_beside_other_handlers",),
+    ),
+    Mutation(
+        "isolated-tasks-push-out-others",
+        "A flood of isolated tasks pushes the tasks of other handlers out of the queue.",
+        (Edit(_QUEUE, "return self._is_shared and self._kind_of(entry) > 1", "return False"),),
+        (f"{_QUEUE_TESTS}::test_tasks_of_isolated_handlers_and_of_others_push_out_their_own_kind",),
+    ),
+    Mutation(
         "what-is-not-due-is-enough",
         "A worker with tasks of its own that are not yet due looks for nothing else.",
-        (Edit("mtask/worker/state/queue.py", "self._ready_cnt[entry.rank > 0] -= entry.is_ready", "pass"),),
+        (Edit(_QUEUE, "self._ready_cnt[self._kind_of(entry)] -= 1", "pass"),),
         ("tests/unit/worker/state/test_queue.py::test_what_is_ready_is_counted",),
     ),
     Mutation(
@@ -240,13 +279,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "looks-for-its-own-alone",
         "A worker leaves the old tasks of a full worker to it for as long as it has tasks of its own.",
-        (Edit(_BATCHES, " or not self._queue.is_own_next(monotonic()):", ":"),),
+        (Edit(_BATCHES, " or not is_own_next:", ":"),),
         (f"{_LOOK_AT_ALL}[refill-behind-others]", f"{_LOOK_AT_ALL}[regular-behind-others]"),
     ),
     Mutation(
         "reads-what-others-do",
         "A worker with tasks of its own reads all those of the others again and again.",
-        (Edit(_BATCHES, " or not self._queue.is_own_next(monotonic()):", " or True:"),),
+        (Edit(_BATCHES, " or not is_own_next:", " or True:"),),
         (f"{_LOOK_AT_ALL}[refill]",),
     ),
     Mutation(
@@ -276,8 +315,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "looks-at-due-tasks-alone",
         "Amid a backlog, a worker meets an urgent task only some time after it has become due.",
-        (Edit(_BATCHES, "self.scan_within(timedelta(0) if is_refill else HORIZON, self._enough)",
-              "self.scan_within(timedelta(0), self._enough)"),),
+        (Edit(_BATCHES, "self.scan_within(horizon, self._enough,", "self.scan_within(timedelta(0), self._enough,"),),
         (f"{_REFILLS}::test_regular_look_brings_a_task_of_a_higher_priority_that_will_be_due",),
     ),
     Mutation(

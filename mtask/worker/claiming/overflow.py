@@ -44,7 +44,7 @@ class Overflow:
         if pause is None or self._reading is not None or not self._vitals.concurrency:
             return None  # with concurrency 0, the other workers do not count on this one
         pause = max(pause, self._next_read - now)
-        if not self._queue.ready_count(now):
+        if not self._queue.has_ready(now):
             next_waiting = self._queue.next_waiting(now)
             return None if next_waiting is None else max(pause, next_waiting + _OVERDUE)
         if pause > 0:

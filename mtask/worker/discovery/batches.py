@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 
@@ -34,6 +35,9 @@ _LOOKED_THROUGH = 4
 #: The second value: the pause after a share scan, as a multiple of the scan's duration. There is a pause if the scan
 #: found all tasks of the share, or too few to be worth it.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
+#: The pause after a scan that leaves the tasks of isolated handlers out and has found all others, as a multiple of the
+#: scan's duration. It passes the keys of all tasks that it leaves out.
+_BESIDE_TIMES = 20
 #: After this time, in seconds, a refill looks at the tasks of all workers again. If all refills scanned only this
 #: worker's share, older tasks of a full or departed worker would wait behind newer tasks.
 MAX_ALL_PAUSE = 2.0
@@ -60,6 +64,9 @@ class Batches:
         #: The duration of the last scan for the tasks of all workers, in seconds.
         self.all_took = 0.0
         self._next_share = 0.0
+        self._next_beside = 0.0
+        #: Whether the next scan must bring tasks of isolated handlers.
+        self.wants_isolated = False
         #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
         self._position: Filter | None = None
         self.count = 0  #: the number of queries so far
@@ -77,6 +84,22 @@ class Batches:
     def has_enough_own(self) -> bool:
         """Whether enough tasks of this worker's share are ready in the queue."""
         return self._queue.ready_count(monotonic(), own_only=True) >= self._enough
+
+    @property
+    def is_low_in_isolated(self) -> bool:
+        """Whether few tasks of isolated handlers are left in the queue, and more wait."""
+        return self._queue.has_more_isolated and self._queue.isolated_count(monotonic()) * _ENOUGH < self._enough
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether tasks that wait for an executor take much of the queue, beside those of other handlers."""
+        return 0 < self._enough <= self._queue.isolated_count(monotonic())
+
+    @property
+    def _names(self) -> list[str]:
+        """The names whose tasks are wanted now: without those of isolated handlers if enough of them are here."""
+        names = self._controls.names
+        return self._queue.not_isolated(names) if self._is_crowded and not self.wants_isolated else names
 
     def begin_share_anew(self) -> None:
         """Let the next share scan begin with the first due task. Call this when the share has changed."""
@@ -111,7 +134,7 @@ class Batches:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
         share, fraction = self._share(began)
-        if not share or began > self._all_at + MAX_ALL_PAUSE:
+        if not share or began > self._all_at + MAX_ALL_PAUSE or self.wants_isolated:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         is_enough = has_seen_all = False
@@ -137,7 +160,7 @@ class Batches:
         """Scan for due tasks that these guards let through, and note the position of the last one."""
         scan = finding.scan(
             self._controls.queues,
-            self._controls.names,
+            self._names,
             self._scope.worker_id,
             0,
             limit,
@@ -152,14 +175,17 @@ class Batches:
         """Look at the tasks of all workers that go first; return whether a scan of all can be left out.
 
         It can be if due tasks were left unread, a task of this worker's share still goes before those of the others,
-        and no task of a higher priority is due soon. A refill looks at due tasks only.
+        and no task of a higher priority is due soon. A refill looks at due tasks only, and leaves those of isolated
+        handlers out if enough of them are here.
         """
-        if not self.has_share:
+        if not self.has_share or self.wants_isolated:
             return False
         self._all_at = monotonic()
         self._position = None
-        found = await self.scan_within(timedelta(0) if is_refill else HORIZON, self._enough)
-        if found.is_complete or found.has_future or not self._queue.is_own_next(monotonic()):
+        names, horizon = (self._names, timedelta(0)) if is_refill else (self._controls.names, HORIZON)
+        found = await self.scan_within(horizon, self._enough, names=names)
+        is_own_next = self._queue.is_own_next(monotonic(), past_isolated=names != self._controls.names)
+        if found.is_complete or found.has_future or not is_own_next:
             return False
         self._queue.has_more = True
         return True
@@ -168,47 +194,81 @@ class Batches:
         """Scan for the tasks of all workers that are due, or will be within the horizon.
 
         A refill looks within the horizon only if the scan has found all due tasks. Return whether due tasks were left
-        unread.
+        unread. Those of isolated handlers do not count if enough of them are here for the executors.
         """
         self._all_at = monotonic()
         self._position = None
-        found = await self.scan_within(timedelta(0) if is_refill else HORIZON)
-        self.all_took = monotonic() - self._all_at
+        names = self._controls.names
+        if not is_refill or self._names == names:
+            was_cut = await self._read(names, is_refill=is_refill)
+            self.wants_isolated = False
+            self._queue.has_more_isolated = was_cut and self._is_crowded
+            if not self._queue.has_more_isolated:
+                return was_cut
+        return await self._read_beside_isolated(is_refill=is_refill)
+
+    async def _read_beside_isolated(self, *, is_refill: bool) -> bool:
+        """Do the same for the other handlers: their tasks may all come behind those that wait for an executor."""
+        self._queue.has_more = False
+        names, began = self._names, monotonic()
+        if not names or began < self._next_beside:
+            return False
+        was_cut = await self._read(names, is_refill=is_refill)
+        if not was_cut:
+            self._next_beside = monotonic() + _BESIDE_TIMES * (monotonic() - began)
+        return was_cut
+
+    async def _read(self, names: Sequence[str], *, is_refill: bool) -> bool:
+        began = monotonic()
+        found = await self.scan_within(timedelta(0) if is_refill else HORIZON, names=names)
+        self.all_took = monotonic() - began
         if found.is_complete and is_refill:
-            found = await self.scan_within(HORIZON)
+            found = await self.scan_within(HORIZON, names=names)
         if found.is_complete:
             return False
         self._queue.has_more = True
         if found.has_future:
             # Tasks that are not yet due may have filled the batch and kept due tasks out. So scan again, only for due
             # tasks.
-            found = await self.scan_within(timedelta(0))
+            found = await self.scan_within(timedelta(0), names=names)
         return not found.is_complete
 
     async def scan_within(
-        self, horizon: timedelta, limit: int | None = None, *, begun_only: bool = False
+        self,
+        horizon: timedelta,
+        limit: int | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        begun_only: bool = False,
     ) -> finding.Scan:
         """Scan all queues. Each queue with parked tasks gets a scan of its own.
 
         `limit`: the most tasks of one query. None: the queue's capacity.
+        `names`: the names of the tasks. None: all of this worker.
         """
+        names = self._controls.names if names is None else names
         is_complete, has_future = True, False
         for target in self._limits.scan_targets(self._controls.queues):
-            found = await self._scan_target(target, horizon, limit, begun_only=begun_only)
+            found = await self._scan_target(target, names, horizon, limit, begun_only=begun_only)
             if not target.is_apart:
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete:
                 self._limits.note_more(target)
                 if found.has_future:
-                    await self._scan_target(target, timedelta(0), begun_only=begun_only)
+                    await self._scan_target(target, names, timedelta(0), begun_only=begun_only)
         return finding.Scan([], None, is_complete, has_future)
 
     async def _scan_target(
-        self, target: ScanTarget, horizon: timedelta, limit: int | None = None, *, begun_only: bool
+        self,
+        target: ScanTarget,
+        names: Sequence[str],
+        horizon: timedelta,
+        limit: int | None = None,
+        *,
+        begun_only: bool,
     ) -> finding.Scan:
         limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
-        names, worker_id = self._controls.names, self._scope.worker_id
-        also = self._not_left_alone()
+        worker_id, also = self._scope.worker_id, self._not_left_alone()
         if target.tenant is not None:
             of_tenant = finding.scan_tenant(target.queues, target.tenant, names, worker_id, _ms(horizon), limit, also)
             return await self._take(of_tenant)

@@ -112,10 +112,8 @@ class Scans:
         if self._is_scanning:
             self._is_refill_asked = True
             return
-        if not self._queue.has_more or self._refill is not None:
-            return
-        now = monotonic()
-        if self._queue.ready_count(now, own_only=self._counts_own) * 4 > self._scanned:
+        now, is_low_in_isolated = monotonic(), self._batches.is_low_in_isolated
+        if self._refill is not None or not (is_low_in_isolated or self._is_low(now)):
             return
         is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
         help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._batches.all_took), MAX_ALL_PAUSE)
@@ -125,8 +123,13 @@ class Scans:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
             self._queue.has_more = False
+            self._batches.wants_isolated = is_low_in_isolated
             self._is_refill = True
             self._wake.set()
+
+    def _is_low(self, now: float) -> bool:
+        """Whether most tasks of the last scan have left the queue, and more wait."""
+        return self._queue.has_more and self._queue.ready_count(now, own_only=self._counts_own) * 4 <= self._scanned
 
     def _refill_late(self) -> None:
         self._refill = None
@@ -144,7 +147,7 @@ class Scans:
                 self._is_refill &= not (is_regular or is_full)
                 await self._scan(is_full=is_full)
                 if is_regular or is_full:
-                    if self._queue.has_more or self._lookups.forgot_leases():
+                    if self._queue.has_more or self._queue.has_more_isolated or self._lookups.forgot_leases():
                         await self._batches.scan_within(HORIZON, begun_only=True)
                     # All workers scan after a break or a control. Their next scans must not all come at one moment.
                     part = random.uniform(0.5, 1) if is_full else 1

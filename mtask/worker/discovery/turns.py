@@ -7,7 +7,7 @@ by their names. A worker begins at a random one.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
@@ -77,7 +77,7 @@ class TurnScans:
         self._rings: dict[str, _Ring] = {}
 
     async def scan(
-        self, target: ScanTarget, names: list[str], horizon_ms: int, capacity: int, also: list[Filter]
+        self, target: ScanTarget, names: Sequence[str], horizon_ms: int, capacity: int, also: list[Filter]
     ) -> Scan:
         """Take equal parts from the next tenants of the target's queue, and tasks of no tenant beside them."""
         (queue,) = target.queues
@@ -89,7 +89,7 @@ class TurnScans:
         return Scan([], None, is_complete, found.has_future or of_none.has_future)
 
     async def _scan_ring(
-        self, ring: _Ring, target: ScanTarget, names: list[str], horizon_ms: int, capacity: int, also: list[Filter]
+        self, ring: _Ring, target: ScanTarget, names: Sequence[str], horizon_ms: int, capacity: int, also: list[Filter]
     ) -> _Round:
         (queue,) = target.queues
         begin = ring.after if ring.after is not None else await self._random_place(queue)
@@ -121,7 +121,7 @@ class TurnScans:
         return "" if ends is None else between(*ends, random.random())
 
     async def _scan_of_none(
-        self, ring: _Ring, queue: str, names: list[str], horizon_ms: int, limit: int, also: list[Filter]
+        self, ring: _Ring, queue: str, names: Sequence[str], horizon_ms: int, limit: int, also: list[Filter]
     ) -> Scan:
         """Scan for tasks of no tenant. They have their turn like those of one more tenant."""
         began = monotonic()

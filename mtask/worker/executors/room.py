@@ -19,6 +19,7 @@ class ExecutorRoom:
         self._ledger = ledger
         self._executors = executors
         self._names = frozenset(name for name, handler in handlers.items() if executors.isolates(handler))
+        self.is_shared = len(self._names) < len(handlers)  #: whether the worker has other handlers, too
 
     def isolates(self, name: str) -> bool:
         """Whether tasks of this name run in executors."""

@@ -82,6 +82,10 @@ _Source = _Ready | Turns[Entry]
 class IsolatedRoom(Protocol):
     """The room for isolated handlers: they run in executors, and a worker has few of these."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the worker has other handlers, too."""
+
     def isolates(self, name: str) -> bool:
         """Whether tasks of this name run in executors."""
 
@@ -119,6 +123,9 @@ class PreemptionQueue:
         self._is_fair = is_fair
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
+        #: Whether more tasks of isolated handlers are due than this queue holds, as far as this worker knows. Used only
+        #: beside other handlers.
+        self.has_more_isolated = False
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
         self._isolated = isolated
@@ -132,8 +139,10 @@ class PreemptionQueue:
         self._turn_cnt = 0
         self._now = 0.0
         self._sequence = 0
-        #: The number of ready tasks for which this worker ranks first, and the number of all other ready tasks.
-        self._ready_cnt = [0, 0]
+        #: The number of ready tasks for which this worker ranks first, and the number of all other ready tasks. Two
+        #: more such numbers follow for the tasks of isolated handlers.
+        self._ready_cnt = [0, 0, 0, 0]
+        self._is_shared = isolated is not None and isolated.is_shared
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -141,10 +150,28 @@ class PreemptionQueue:
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._entries
 
-    def ready_count(self, now: float, *, own_only: bool = False) -> int:
-        """Return the number of ready tasks; `own_only`: only those for which this worker ranks first."""
+    def has_ready(self, now: float) -> bool:
+        """Whether some task is ready. It may wait for an executor."""
         self._promote(now)
-        return self._ready_cnt[0] if own_only else sum(self._ready_cnt)
+        return any(self._ready_cnt)
+
+    def ready_count(self, now: float, *, own_only: bool = False) -> int:
+        """Return the number of ready tasks; `own_only`: only those for which this worker ranks first.
+
+        Beside other handlers, the tasks of isolated handlers are left out: they may wait long for an executor.
+        """
+        self._promote(now)
+        counts = self._ready_cnt[:2] if self._is_shared else self._ready_cnt
+        return sum(counts[::2]) if own_only else sum(counts)
+
+    def isolated_count(self, now: float) -> int:
+        """Return the number of ready tasks that `ready_count` leaves out."""
+        self._promote(now)
+        return sum(self._ready_cnt[2:]) if self._is_shared else 0
+
+    def not_isolated(self, names: Sequence[str]) -> list[str]:
+        """Return the names of these that run in the worker's process."""
+        return [name for name in names if self._isolated is None or not self._isolated.isolates(name)]
 
     def push(
         self,
@@ -283,11 +310,14 @@ class PreemptionQueue:
         entry = self._first()
         return None if entry is None else entry.priority
 
-    def is_own_next(self, now: float) -> bool:
-        """Whether the next ready task is one for which this worker ranks first, and none waits for an executor."""
+    def is_own_next(self, now: float, *, past_isolated: bool = False) -> bool:
+        """Whether the next ready task is one for which this worker ranks first, and none waits for an executor.
+
+        `past_isolated`: tasks may wait for an executor.
+        """
         self._promote(now)
         self._look_at_room()
-        if not self._room and self._has_isolated:
+        if not self._room and self._has_isolated and not past_isolated:
             return False
         entry = self._first()
         return entry is not None and entry.rank == 0
@@ -334,18 +364,18 @@ class PreemptionQueue:
 
     def _make_ready(self, entry: Entry, sequence: int) -> None:
         entry.is_ready = True
-        self._ready_cnt[entry.rank > 0] += 1
+        kind = self._kind_of(entry)
+        self._ready_cnt[kind] += 1
         if entry.lane is not None:
             self._turn_cnt += 1
-            self._turns[self._is_isolated(entry)].push(entry, sequence)
+            self._turns[kind // 2].push(entry, sequence)
         else:
-            heapq.heappush(self._ready[self._heap_of(entry)], (entry.order, sequence, entry))
+            heapq.heappush(self._ready[kind], (entry.order, sequence, entry))
 
-    def _heap_of(self, entry: Entry) -> int:
-        return (entry.rank > 0) + 2 * self._is_isolated(entry)
-
-    def _is_isolated(self, entry: Entry) -> bool:
-        return self._isolated is not None and self._isolated.isolates(entry.name)
+    def _kind_of(self, entry: Entry) -> int:
+        """Return the number of the heap, and of the count, for this task once it is ready."""
+        is_isolated = self._isolated is not None and self._isolated.isolates(entry.name)
+        return (entry.rank > 0) + 2 * is_isolated
 
     def _peek(self, source: _Source) -> Entry | None:
         """Return the first task of a source, or None."""
@@ -390,8 +420,9 @@ class PreemptionQueue:
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
-        self._ready_cnt[entry.rank > 0] -= entry.is_ready
-        self._turn_cnt -= entry.is_ready and entry.lane is not None
+        if entry.is_ready:
+            self._ready_cnt[self._kind_of(entry)] -= 1
+            self._turn_cnt -= entry.lane is not None
         del self._entries[entry.task_id]
 
     def _shrink(self) -> None:
@@ -400,13 +431,23 @@ class PreemptionQueue:
         ready = [item[2] for item in sorted(chain(*self._ready)) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         turning = self._in_turns(entry for entry in waiting if entry.lane is not None)
-        plain = [*ready, *(entry for entry in waiting if entry.lane is None)]
-        # If both kinds are many, each keeps half of the room.
-        room = min(len(turning), max(self.capacity - len(plain), self.capacity // 2))
-        for entry in [*plain[self.capacity - room :], *turning[room:]]:
-            self._forget(entry)
+        others = [*ready, *(entry for entry in waiting if entry.lane is None)]
+        isolated = [entry for entry in others if self._is_apart(entry)]
+        plain = [entry for entry in others if not self._is_apart(entry)] if isolated else others
+        # If there are many of each, each keeps an equal part of the room.
+        groups, room = sorted((plain, isolated, turning), key=len), self.capacity
+        for place, group in enumerate(groups):
+            kept = min(len(group), room // (len(groups) - place))
+            room -= kept
+            for entry in group[kept:]:
+                self._forget(entry)
+            self.has_more_isolated |= group is isolated and kept < len(group)
         self.has_more = True
         self._clear_dropped()
+
+    def _is_apart(self, entry: Entry) -> bool:
+        """Whether the task is of an isolated handler beside others."""
+        return self._is_shared and self._kind_of(entry) > 1
 
     def _in_turns(self, waiting: Iterable[Entry]) -> list[Entry]:
         """Return the tasks of queues with fair turns in the order in which they are kept: equal parts of each tenant.

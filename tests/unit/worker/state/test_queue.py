@@ -194,8 +194,9 @@ def held_items(queue: PreemptionQueue) -> int:
 class _Room:
     """Room for a number of tasks named `isolated`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, is_shared: bool = True) -> None:
         self.left = count
+        self.is_shared = is_shared
 
     def isolates(self, name: str) -> bool:
         return name == "isolated"
@@ -223,7 +224,42 @@ def test_tasks_of_isolated_handlers_stay_queued_while_there_is_no_room_and_other
     room.left = 0
     assert [entry.task_id for entry in queue.take(5, 10.0)] == ["o3"]
     assert len(queue) == 2
-    assert queue.ready_count(10.0) == 1
+    assert queue.isolated_count(10.0) == 1
+
+
+def test_tasks_of_isolated_handlers_are_counted_apart_only_beside_other_handlers() -> None:
+    shared = PreemptionQueue(100, lambda: 10.0, isolated=_Room(0))
+    alone = PreemptionQueue(100, lambda: 10.0, isolated=_Room(0, is_shared=False))
+    for queue in (shared, alone):
+        assert not queue.has_ready(10.0)
+        for rank, name in enumerate(["isolated", "isolated", "other"]):
+            queue.push(f"{rank}", name, 0, 1.0, rank)
+        assert queue.has_ready(10.0)
+        queue.push("2", "other", 0, 1.0, 0)  # of another rank now
+    assert (shared.ready_count(10.0), shared.ready_count(10.0, own_only=True)) == (1, 1)
+    assert (alone.ready_count(10.0), alone.ready_count(10.0, own_only=True)) == (3, 2)
+    assert (shared.isolated_count(10.0), alone.isolated_count(10.0)) == (2, 0)
+    assert shared.not_isolated(["isolated", "other"]) == ["other"]
+    shared.discard("2")
+    assert shared.ready_count(10.0) == 0
+    assert shared.has_ready(10.0), "these wait for an executor"
+
+
+@pytest.mark.parametrize(("isolated", "others", "kept"), [(80, 80, (20, 20)), (10, 80, (10, 30)), (80, 5, (35, 5))])
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_tasks_of_isolated_handlers_and_of_others_push_out_their_own_kind(
+    isolated: int, others: int, kept: tuple[int, int], is_ready: bool
+) -> None:
+    queue = PreemptionQueue(40, lambda: 10.0, isolated=_Room(0))
+    for number in range(isolated):
+        queue.push(f"i{number}", "isolated", 0, 1.0 + 20 * (not is_ready), 0)
+    for number in range(others):
+        queue.push(f"o{number}", "other", 0, 2.0 + 20 * (not is_ready), 0)
+    queue._shrink()
+    names = [name for _, name in queue.names()]
+    assert (names.count("isolated"), names.count("other")) == kept
+    assert queue.has_more
+    assert queue.has_more_isolated == (isolated > kept[0])
 
 
 def test_own_task_is_next_if_no_task_of_another_worker_goes_first_and_none_waits_for_an_executor() -> None:
@@ -236,6 +272,7 @@ def test_own_task_is_next_if_no_task_of_another_worker_goes_first_and_none_waits
     assert queue.is_own_next(10.0)
     queue.push("isolated", "isolated", 0, 9.0, 0)
     assert not queue.is_own_next(10.0)
+    assert queue.is_own_next(10.0, past_isolated=True)
     room.left = 1
     assert queue.is_own_next(10.0)
     queue.discard("own")
