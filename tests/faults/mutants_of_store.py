@@ -97,7 +97,8 @@ STORE_MUTATIONS = (
         "driver-waits-as-before",
         "A call that is given up while the database is away locks the driver for ever.",
         (Edit(_MENDING, "            setattr(module, _NAME, wait_for_condition)", "            pass"),),
-        ("tests/unit/store/driver/test_mending.py",),
+        ("tests/unit/store/driver/test_mending.py::"
+         "test_lock_is_free_if_a_call_is_cancelled_after_its_time_limit_while_another_holds_the_lock",),
     ),
     Mutation(
         "woken-for-nothing",

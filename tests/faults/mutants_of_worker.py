@@ -229,7 +229,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "keys-of-isolated-tasks-passed-again-and-again",
         "Each regular scan passes the keys of a long backlog of isolated tasks, to find that nothing else is due.",
-        (Edit(_BATCHES, " or began < self._next_beside:", ":"),),
+        (Edit(_BATCHES, "bool(names) and began < self._next_beside", "False"),),
         (f"{_ISOLATED_BACKLOG}::test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known",),
     ),
     Mutation(

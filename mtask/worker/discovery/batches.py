@@ -209,9 +209,10 @@ class Batches:
 
     async def _read_beside_isolated(self, *, is_refill: bool) -> bool:
         """Do the same for the other handlers: their tasks may all come behind those that wait for an executor."""
-        self._queue.has_more = False
         names, began = self._names, monotonic()
-        if not names or began < self._next_beside:
+        # While there is a pause, it is not known whether more wait: a later refill looks for them.
+        self._queue.has_more = bool(names) and began < self._next_beside
+        if not names or self._queue.has_more:
             return False
         was_cut = await self._read(names, is_refill=is_refill)
         if not was_cut:

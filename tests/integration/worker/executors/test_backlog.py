@@ -95,12 +95,11 @@ def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_
         async with backlogged() as it:
             await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
             it.bench.stop_scans()
-            batches = it.bench.worker.parts.scans._batches
-            counts = []
-            for pause in (0, 60):
+            batches, queue = it.bench.worker.parts.scans._batches, it.bench.worker.parts.queue
+            for pause, queries in ((0, 2), (60, 1)):
                 batches._next_beside, before = monotonic() + pause, batches.count
                 assert not await batches.scan_all(is_refill=False)
-                counts.append(batches.count - before)
-            assert counts == [2, 1]
+                assert batches.count - before == queries
+                assert queue.has_more == (pause > 0), "a later refill looks again"
 
     asyncio.run(scenario())
