@@ -233,6 +233,25 @@ WORKER_MUTATIONS = (
         (f"{_ISOLATED_BACKLOG}::test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known",),
     ),
     Mutation(
+        "share-drops-isolated-tasks",
+        "A share scan without isolated tasks drops those of the other workers, and then looks for them again.",
+        (Edit(_QUEUE, "self._ready if with_isolated else self._ready[:2]", "self._ready"),),
+        (f"{_QUEUE_TESTS}::test_isolated_tasks_of_others_are_dropped_behind_own_only_if_wanted",),
+    ),
+    Mutation(
+        "isolated-tasks-behind-a-backlog-of-others",
+        "The executors stand idle while a backlog of other tasks of a higher priority is worked off.",
+        (Edit(_SCANS, "            await self._batches.scan_isolated()", "            pass"),),
+        (f"{_ISOLATED_BACKLOG}::test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_the_queue_holds",),
+    ),
+    Mutation(
+        "keys-of-isolated-tasks-without-a-limit",
+        "A worker beside very many isolated tasks has no scan that ends, and no upkeep.",
+        (Edit(_BATCHES, "            if monotonic() - began < _BESIDE_TIMEOUT.total_seconds():\n                raise\n"
+              "            is_cheap", "            raise\n            is_cheap"),),
+        (f"{_ISOLATED_BACKLOG}::test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_later_one",),
+    ),
+    Mutation(
         "what-waits-for-an-executor-is-enough",
         "A worker whose queue holds isolated tasks has no refill when its other tasks are done.",
         (Edit(_QUEUE, "self._ready_cnt[:2] if self._is_shared else self._ready_cnt", "self._ready_cnt"),),
@@ -309,7 +328,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-not-begun-again",
         "What lies before the position of a share is left to the next scan of all.",
-        (Edit(_BATCHES, "found = await self._take_share(share, limit)", "pass"),),
+        (Edit(_BATCHES, "found = await self._take_share(names, share, limit)", "pass"),),
         (f"{_REFILLS}::test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough",),
     ),
     Mutation(

@@ -35,9 +35,10 @@ _LOOKED_THROUGH = 4
 #: The second value: the pause after a share scan, as a multiple of the scan's duration. There is a pause if the scan
 #: found all tasks of the share, or too few to be worth it.
 _SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
-#: The pause after a scan that leaves the tasks of isolated handlers out and has found all others, as a multiple of the
-#: scan's duration. It passes the keys of all tasks that it leaves out.
-_BESIDE_TIMES = 20
+#: A scan that leaves the tasks of isolated handlers out passes the keys of all of them. The first value: the time limit
+#: of such a scan. The others: the pause after one that has found all, or has met the limit, as a multiple of the scan's
+#: duration, and the longest such pause in seconds.
+_BESIDE_TIMEOUT, _BESIDE_TIMES, _MAX_BESIDE_PAUSE = timedelta(seconds=1), 20, 5.0
 #: After this time, in seconds, a refill looks at the tasks of all workers again. If all refills scanned only this
 #: worker's share, older tasks of a full or departed worker would wait behind newer tasks.
 MAX_ALL_PAUSE = 2.0
@@ -65,7 +66,10 @@ class Batches:
         self.all_took = 0.0
         self._next_share = 0.0
         self._next_beside = 0.0
-        #: Whether the next scan must bring tasks of isolated handlers.
+        #: Whether the last scan left out what it should have read beside the tasks of isolated handlers, as it was too
+        #: early for that. Then `until_beside` tells when to scan.
+        self.is_beside_put_off = False
+        #: Whether the next refill must bring tasks of isolated handlers.
         self.wants_isolated = False
         #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
         self._position: Filter | None = None
@@ -99,7 +103,16 @@ class Batches:
     def _names(self) -> list[str]:
         """The names whose tasks are wanted now: without those of isolated handlers if enough of them are here."""
         names = self._controls.names
-        return self._queue.not_isolated(names) if self._is_crowded and not self.wants_isolated else names
+        return self._queue.not_isolated(names) if self._is_crowded else names
+
+    @property
+    def until_beside(self) -> float:
+        """The seconds until a scan may leave the tasks of isolated handlers out."""
+        return max(0.0, self._next_beside - monotonic())
+
+    def begin_beside_anew(self) -> None:
+        """Let the next scan read all that it should. Call this when tasks may have come unheard."""
+        self._next_beside = 0.0
 
     def begin_share_anew(self) -> None:
         """Let the next share scan begin with the first due task. Call this when the share has changed."""
@@ -117,7 +130,7 @@ class Batches:
         priority = self._queue.next_priority(monotonic())
         if priority is not None:
             above = {"task_option.priority": {"$gt": priority}}
-            await self._take(finding.scan(queues, names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
+            await self._take(finding.scan(queues, self._names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
 
     @property
     def has_share(self) -> bool:
@@ -134,16 +147,17 @@ class Batches:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
         share, fraction = self._share(began)
-        if not share or began > self._all_at + MAX_ALL_PAUSE or self.wants_isolated:
+        if not share or began > self._all_at + MAX_ALL_PAUSE:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         is_enough = has_seen_all = False
+        names = self._names
         try:
             behind = [] if self._position is None else [self._position]
-            found = await self._take_share([*share, *behind], limit)
+            found = await self._take_share(names, [*share, *behind], limit)
             if behind and found.is_complete and not self.has_enough_own:
                 behind = []  # the share goes on before the position, if at all
-                found = await self._take_share(share, limit)
+                found = await self._take_share(names, share, limit)
             has_seen_all = found.is_complete and not behind
             is_enough = self.has_enough_own
         except DatabaseUnavailable:
@@ -153,14 +167,14 @@ class Batches:
             self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
         if is_enough:
             self._queue.has_more = True
-            self._queue.drop_behind_own()
+            self._queue.drop_behind_own(with_isolated=names == self._controls.names)
         return is_enough
 
-    async def _take_share(self, guards: list[Filter], limit: int) -> finding.Scan:
+    async def _take_share(self, names: Sequence[str], guards: list[Filter], limit: int) -> finding.Scan:
         """Scan for due tasks that these guards let through, and note the position of the last one."""
         scan = finding.scan(
             self._controls.queues,
-            self._names,
+            names,
             self._scope.worker_id,
             0,
             limit,
@@ -178,7 +192,7 @@ class Batches:
         and no task of a higher priority is due soon. A refill looks at due tasks only, and leaves those of isolated
         handlers out if enough of them are here.
         """
-        if not self.has_share or self.wants_isolated:
+        if not self.has_share:
             return False
         self._all_at = monotonic()
         self._position = None
@@ -198,40 +212,60 @@ class Batches:
         """
         self._all_at = monotonic()
         self._position = None
-        names = self._controls.names
-        if not is_refill or self._names == names:
-            was_cut = await self._read(names, is_refill=is_refill)
-            self.wants_isolated = False
-            self._queue.has_more_isolated = was_cut and self._is_crowded
-            if not self._queue.has_more_isolated:
+        self.is_beside_put_off = False
+        if not (is_refill and self._is_crowded):
+            was_cut = await self._read(self._controls.names, is_refill=is_refill)
+            self._queue.has_more_isolated = was_cut and (self._is_crowded or self._queue.has_more_isolated)
+            if not (was_cut and self._is_crowded):
                 return was_cut
         return await self._read_beside_isolated(is_refill=is_refill)
 
+    async def scan_isolated(self) -> None:
+        """Scan for due tasks of isolated handlers. Those of the others may all go before them."""
+        self.wants_isolated, began = False, monotonic()
+        try:
+            found = await self.scan_within(
+                timedelta(0), names=self._queue.isolated(self._controls.names), timeout=_BESIDE_TIMEOUT
+            )
+            self._queue.has_more_isolated = not found.is_complete
+        except DatabaseUnavailable:
+            if monotonic() - began < _BESIDE_TIMEOUT.total_seconds():
+                raise
+            self._queue.has_more_isolated = False  # they follow when the others are done
+
     async def _read_beside_isolated(self, *, is_refill: bool) -> bool:
-        """Do the same for the other handlers: their tasks may all come behind those that wait for an executor."""
+        """Do what `scan_all` does for the other handlers: tasks that wait for an executor may all go before theirs."""
         names, began = self._names, monotonic()
         # While there is a pause, it is not known whether more wait: a later refill looks for them.
-        self._queue.has_more = bool(names) and began < self._next_beside
-        if not names or self._queue.has_more:
+        self.is_beside_put_off = self._queue.has_more = bool(names) and began < self._next_beside
+        if not names or self.is_beside_put_off:
             return False
-        was_cut = await self._read(names, is_refill=is_refill)
-        if not was_cut:
-            self._next_beside = monotonic() + _BESIDE_TIMES * (monotonic() - began)
+        was_cut = False
+        try:
+            was_cut = await self._read(names, is_refill=is_refill, timeout=_BESIDE_TIMEOUT)
+            is_cheap = was_cut or self._queue.has_more
+        except DatabaseUnavailable:
+            if monotonic() - began < _BESIDE_TIMEOUT.total_seconds():
+                raise
+            is_cheap, self.is_beside_put_off, self._queue.has_more = False, True, True
+        if not is_cheap:
+            pause = min(_BESIDE_TIMES * (monotonic() - began), _MAX_BESIDE_PAUSE)
+            self._next_beside = monotonic() + pause
         return was_cut
 
-    async def _read(self, names: Sequence[str], *, is_refill: bool) -> bool:
+    async def _read(self, names: Sequence[str], *, is_refill: bool, timeout: timedelta | None = None) -> bool:
         began = monotonic()
-        found = await self.scan_within(timedelta(0) if is_refill else HORIZON, names=names)
+        found = await self.scan_within(timedelta(0) if is_refill else HORIZON, names=names, timeout=timeout)
         self.all_took = monotonic() - began
         if found.is_complete and is_refill:
-            found = await self.scan_within(HORIZON, names=names)
+            found = await self.scan_within(HORIZON, names=names, timeout=timeout)
         if found.is_complete:
             return False
         self._queue.has_more = True
         if found.has_future:
             # Tasks that are not yet due may have filled the batch and kept due tasks out. So scan again, only for due
             # tasks.
-            found = await self.scan_within(timedelta(0), names=names)
+            found = await self.scan_within(timedelta(0), names=names, timeout=timeout)
         return not found.is_complete
 
     async def scan_within(
@@ -240,17 +274,19 @@ class Batches:
         limit: int | None = None,
         *,
         names: Sequence[str] | None = None,
+        timeout: timedelta | None = None,
         begun_only: bool = False,
     ) -> finding.Scan:
         """Scan all queues. Each queue with parked tasks gets a scan of its own.
 
         `limit`: the most tasks of one query. None: the queue's capacity.
         `names`: the names of the tasks. None: all of this worker.
+        `timeout`: the time limit of a query that orders by priority and age alone. None: the usual one.
         """
         names = self._controls.names if names is None else names
         is_complete, has_future = True, False
         for target in self._limits.scan_targets(self._controls.queues):
-            found = await self._scan_target(target, names, horizon, limit, begun_only=begun_only)
+            found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
             if not target.is_apart:
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete:
@@ -265,6 +301,7 @@ class Batches:
         names: Sequence[str],
         horizon: timedelta,
         limit: int | None = None,
+        timeout: timedelta | None = None,
         *,
         begun_only: bool,
     ) -> finding.Scan:
@@ -275,9 +312,9 @@ class Batches:
             return await self._take(of_tenant)
         if target.is_fair and not begun_only:
             return await self._turns.scan(target, names, _ms(horizon), limit, also)
-        scan = finding.scan_begun if begun_only else finding.scan
         also += without_tenants(target.excluded_tenants)
-        return await self._take(scan(target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also))
+        given = (target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also)
+        return await self._take(finding.scan_begun(*given) if begun_only else finding.scan(*given, timeout=timeout))
 
     async def _take(self, scan: Operation[finding.Scan]) -> finding.Scan:
         sent = monotonic()

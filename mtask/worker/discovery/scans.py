@@ -77,6 +77,8 @@ class Scans:
         self.was_cut = asyncio.Event()
         #: The timer of a refill that must wait, because the last scan was too recent.
         self._refill: asyncio.TimerHandle | None = None
+        #: The timer of a refill that follows a scan which was too early to read all that it should.
+        self._put_off: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self.is_ready = asyncio.Event()
 
@@ -84,12 +86,14 @@ class Scans:
         """End `run`."""
         self._is_stopping = True
         self._wake.set()
-        if self._refill is not None:
-            self._refill.cancel()
+        for timer in (self._refill, self._put_off):
+            if timer is not None:
+                timer.cancel()
 
     def ask_full(self) -> None:
         """Make a full scan soon: for all waiting tasks, not only for tasks of this worker's share."""
         self._full_asked += 1
+        self._batches.begin_beside_anew()
         self.ask_peers()  # workers may have come or gone while no stream was open
 
     def ask_peers(self) -> None:
@@ -133,6 +137,10 @@ class Scans:
 
     def _refill_late(self) -> None:
         self._refill = None
+        self.refill()
+
+    def _refill_put_off(self) -> None:
+        self._put_off = None
         self.refill()
 
     async def run(self) -> None:
@@ -184,6 +192,8 @@ class Scans:
         if self._is_refill_asked:
             self._is_refill_asked = False
             self.refill()
+        if self._batches.is_beside_put_off and self._put_off is None:
+            self._put_off = asyncio.get_running_loop().call_later(self._batches.until_beside, self._refill_put_off)
 
     async def _scan_once(self, *, is_full: bool) -> None:
         self._wake.clear()
@@ -194,6 +204,8 @@ class Scans:
             self._scope.signals.collections_made.send()
         if self._are_peers_due:
             await self._refresh_peers()
+        if is_refill and self._batches.wants_isolated:
+            await self._batches.scan_isolated()
         was_cut = is_refill and await self._batches.scan_share()
         if not was_cut and not is_full and (is_refill or self.was_cut.is_set()):
             may_go_on = await self._batches.look_at_all(is_refill=is_refill)

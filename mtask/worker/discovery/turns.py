@@ -74,14 +74,15 @@ class TurnScans:
         self._worker_id = worker_id
         self._take = take
         self._run = run
-        self._rings: dict[str, _Ring] = {}
+        #: By the queue and the names that are looked for.
+        self._rings: dict[tuple[str, tuple[str, ...]], _Ring] = {}
 
     async def scan(
         self, target: ScanTarget, names: Sequence[str], horizon_ms: int, capacity: int, also: list[Filter]
     ) -> Scan:
         """Take equal parts from the next tenants of the target's queue, and tasks of no tenant beside them."""
         (queue,) = target.queues
-        ring = self._rings.setdefault(queue, _Ring())
+        ring = self._rings.setdefault((queue, tuple(names)), _Ring())
         guards = [*also, *(guard for guard in [without_keys(target.excluded_keys)] if guard)]
         found = await self._scan_ring(ring, target, names, horizon_ms, capacity, guards)
         of_none = await self._scan_of_none(ring, queue, names, horizon_ms, capacity // TENANTS, guards)

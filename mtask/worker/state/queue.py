@@ -169,8 +169,12 @@ class PreemptionQueue:
         self._promote(now)
         return sum(self._ready_cnt[2:]) if self._is_shared else 0
 
+    def isolated(self, names: Sequence[str]) -> list[str]:
+        """Return those of these names whose handlers are isolated."""
+        return [name for name in names if self._isolated is not None and self._isolated.isolates(name)]
+
     def not_isolated(self, names: Sequence[str]) -> list[str]:
-        """Return the names of these that run in the worker's process."""
+        """Return those of these names whose handlers run in the worker's process."""
         return [name for name in names if self._isolated is None or not self._isolated.isolates(name)]
 
     def push(
@@ -235,12 +239,14 @@ class PreemptionQueue:
         if entry is not None:
             self._forget(entry)
 
-    def drop_behind_own(self) -> None:
+    def drop_behind_own(self, *, with_isolated: bool = True) -> None:
         """Drop the new tasks of other workers that are ready, and that come after the next one of this worker's own.
 
         By the time this worker gets to them, most have been claimed. A scan of all tasks finds the others again.
+        `with_isolated`: also those of isolated handlers.
         """
-        for own, others in zip(self._ready[::2], self._ready[1::2], strict=True):
+        heaps = self._ready if with_isolated else self._ready[:2]
+        for own, others in zip(heaps[::2], heaps[1::2], strict=True):
             head = _head(own)
             if head is None:
                 continue
@@ -431,17 +437,18 @@ class PreemptionQueue:
         ready = [item[2] for item in sorted(chain(*self._ready)) if not item[2].is_dropped]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         turning = self._in_turns(entry for entry in waiting if entry.lane is not None)
-        others = [*ready, *(entry for entry in waiting if entry.lane is None)]
-        isolated = [entry for entry in others if self._is_apart(entry)]
-        plain = [entry for entry in others if not self._is_apart(entry)] if isolated else others
+        plain = [*ready, *(entry for entry in waiting if entry.lane is None)]
+        groups = [plain, turning]
+        if self._is_shared:
+            groups = [[e for e in group if self._is_apart(e) == is_apart] for group in groups for is_apart in (0, 1)]
         # If there are many of each, each keeps an equal part of the room.
-        groups, room = sorted((plain, isolated, turning), key=len), self.capacity
-        for place, group in enumerate(groups):
+        room = self.capacity
+        for place, group in enumerate(sorted(groups, key=len)):
             kept = min(len(group), room // (len(groups) - place))
             room -= kept
             for entry in group[kept:]:
+                self.has_more_isolated |= self._is_apart(entry)
                 self._forget(entry)
-            self.has_more_isolated |= group is isolated and kept < len(group)
         self.has_more = True
         self._clear_dropped()
 

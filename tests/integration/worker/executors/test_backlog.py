@@ -8,13 +8,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from mtask import AsyncClient, TaskSpec
+from mtask.errors import DatabaseUnavailable
+from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, finding
 from mtask.worker import assembly
+from mtask.worker.discovery import batches as batches_of
 from mtask.worker.discovery import scans
 from tests.integration.worker.executors.bench import Isolated, isolating
 from tests.mongo import Client as Mongo
@@ -94,12 +98,72 @@ def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_
     async def scenario() -> None:
         async with backlogged() as it:
             await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
+            own, queue = it.bench.worker.parts.scans, it.bench.worker.parts.queue
+            scan, batches = own._scan, own._batches
             it.bench.stop_scans()
-            batches, queue = it.bench.worker.parts.scans._batches, it.bench.worker.parts.queue
             for pause, queries in ((0, 2), (60, 1)):
                 batches._next_beside, before = monotonic() + pause, batches.count
-                assert not await batches.scan_all(is_refill=False)
+                await scan(is_full=False)
                 assert batches.count - before == queries
-                assert queue.has_more == (pause > 0), "a later refill looks again"
+                assert queue.has_more == (pause > 0)
+                assert (own._put_off is not None) == (pause > 0), "a refill follows when the pause is over"
+            own.stop()
+            own.ask_full()
+            assert batches.until_beside == 0, "a full scan reads all"
+
+    asyncio.run(scenario())
+
+
+def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_later_one(
+    backlogged: Backlogged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with backlogged() as it:
+            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
+            own, queue = it.bench.worker.parts.scans, it.bench.worker.parts.queue
+            scan, batches = own._scan, own._batches
+            it.bench.stop_scans()
+            batches._next_beside = 0.0
+
+            def fail(*given: Any, timeout: timedelta | None = None) -> Operation[finding.Scan]:
+                found = yield from finding_scan(*given)
+                if timeout is not None:
+                    raise DatabaseUnavailable("too many keys")
+                return found
+
+            finding_scan = finding.scan
+            monkeypatch.setattr(finding, "scan", fail)
+            with pytest.raises(DatabaseUnavailable):
+                await scan(is_full=False)  # it failed before its time limit
+            monkeypatch.setattr(batches_of, "_BESIDE_TIMEOUT", timedelta(0))
+            await scan(is_full=False)
+            assert queue.has_more
+            assert batches.until_beside > 0
+            assert own._put_off is not None
+            own.stop()
+
+    asyncio.run(scenario())
+
+
+def test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_the_queue_holds(
+    backlogged: Backlogged,
+) -> None:
+    async def scenario() -> None:
+        async with backlogged() as it:
+            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
+            own, queue = it.bench.worker.parts.scans, it.bench.worker.parts.queue
+            scan, batches = own._scan, own._batches
+            it.bench.stop_scans()
+            it.bench.stop_stream()
+            with it.bench.backed_up():
+                specs = [TaskSpec("here", key=f"urgent/{number}", priority=9) for number in range(MANY)]
+                await it.bench.client.publish_many(specs)
+                for task_id, name in queue.names():
+                    if name == "hold":
+                        queue.discard(task_id)
+                own._is_refill = batches.wants_isolated = True
+                await scan(is_full=False)
+                assert queue.isolated_count(monotonic()) >= CAPACITY // 2
+                assert queue.has_more_isolated
 
     asyncio.run(scenario())

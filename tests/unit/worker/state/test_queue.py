@@ -279,6 +279,29 @@ def test_own_task_is_next_if_no_task_of_another_worker_goes_first_and_none_waits
     assert not queue.is_own_next(10.0)
 
 
+@pytest.mark.parametrize(("with_isolated", "left"), [(True, ["i0", "o0"]), (False, ["i0", "i1", "o0"])])
+def test_isolated_tasks_of_others_are_dropped_behind_own_only_if_wanted(with_isolated: bool, left: list[str]) -> None:
+    queue = PreemptionQueue(100, lambda: 10.0, isolated=_Room(0))
+    for rank in (0, 1):
+        queue.push(f"i{rank}", "isolated", 0, 1.0, rank)
+        queue.push(f"o{rank}", "other", 0, 1.0, rank)
+    assert queue.ready_count(10.0) == 2
+    queue.drop_behind_own(with_isolated=with_isolated)
+    assert sorted(task_id for task_id, _ in queue.names()) == left
+
+
+def test_isolated_tasks_of_a_tenant_push_none_of_its_others_out() -> None:
+    queue = PreemptionQueue(40, lambda: 10.0, isolated=_Room(0), is_fair=lambda queue: queue == "fair")
+    for number in range(30):
+        queue.push(f"i{number}", "isolated", 0, 1.0, 0, queue="fair", tenant="t")
+    for number in range(30):
+        queue.push(f"o{number}", "other", 0, 2.0, 0, queue="fair", tenant="t")
+    queue._shrink()
+    names = [name for _, name in queue.names()]
+    assert (names.count("isolated"), names.count("other")) == (20, 20)
+    assert queue.has_more_isolated
+
+
 def test_tasks_of_isolated_handlers_take_their_turn_among_others() -> None:
     queue = PreemptionQueue(100, lambda: 10.0, isolated=_Room(10))
     for number, name in enumerate(["other", "isolated", "isolated", "other"]):
