@@ -193,6 +193,7 @@ class Scans:
             self._is_refill_asked = False
             self.refill()
         if self._batches.is_beside_put_off and self._put_off is None:
+            self._batches.is_beside_put_off = False
             self._put_off = asyncio.get_running_loop().call_later(self._batches.until_beside, self._refill_put_off)
 
     async def _scan_once(self, *, is_full: bool) -> None:
