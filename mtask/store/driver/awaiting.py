@@ -22,8 +22,6 @@ Address = tuple[str, int | None]
 #: The interval, in seconds, at which a waiting call checks whether there is a new primary.
 _LOOK_FOR_PRIMARY = 0.5
 _PRIMARY = "RSPrimary"
-#: Tells that a call awaits nothing more. None would not tell it: `asyncio.sleep(0)` awaits None.
-_ENDED = object()
 #: The callers whose calls are being given up at this moment.
 _GIVING_UP: set[asyncio.Task[Any]] = set()
 
@@ -204,7 +202,7 @@ class WhilePrimary(Generic[T]):
 
         Raises DatabaseUnavailable.
         """
-        caller, awaited = self._caller, _ENDED
+        caller = self._caller
         assert caller is not None
         _GIVING_UP.add(caller)
         try:
@@ -213,11 +211,11 @@ class WhilePrimary(Generic[T]):
             answer: T = stop.value
             return answer
         except (Exception, asyncio.CancelledError):
-            pass
+            pass  # the call has ended
+        else:
+            self._keep(asyncio.get_running_loop().create_task(_Rest(self._call, awaited)))
         finally:
             _GIVING_UP.discard(caller)
-        if awaited is not _ENDED:
-            self._keep(asyncio.get_running_loop().create_task(_Rest(self._call, awaited)))
         former, present = (":".join(map(str, found or ())) for found in (self._asked, self._present))
         raise translated(AutoReconnect(f"{former} has not answered, and {present} is primary now")) from None
 

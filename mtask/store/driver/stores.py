@@ -377,7 +377,8 @@ class AsyncStore:
 
         Raises DatabaseUnavailable if another primary has been elected since the request was sent.
         """
-        # The rest of what is given up ends in another asyncio task. There it cannot take back its time limits here.
+        # The rest of a call that is given up ends in another asyncio task. That task cannot take back the time limits
+        # that the call has set here.
         with pymongo.timeout(None):
             return await WhilePrimary(waiting, self.client, self._keep)
 

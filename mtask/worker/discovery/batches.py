@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 
@@ -69,8 +70,6 @@ class Batches:
         #: Whether the last scan left out what it should have read beside the tasks of isolated handlers, as it was too
         #: early for that. Then `until_beside` tells when to scan.
         self.is_beside_put_off = False
-        #: Whether the next refill must bring tasks of isolated handlers.
-        self.wants_isolated = False
         #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
         self._position: Filter | None = None
         self.count = 0  #: the number of queries so far
@@ -103,7 +102,7 @@ class Batches:
     def _names(self) -> list[str]:
         """The names whose tasks are wanted now: without those of isolated handlers if enough of them are here."""
         names = self._controls.names
-        return self._queue.not_isolated(names) if self._is_crowded else names
+        return [name for name in names if not self._queue.is_isolated(name)] if self._is_crowded else names
 
     @property
     def until_beside(self) -> float:
@@ -152,7 +151,7 @@ class Batches:
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         is_enough = has_seen_all = False
         names = self._names
-        try:
+        with _at_most(_SHARE_TIMEOUT):
             behind = [] if self._position is None else [self._position]
             found = await self._take_share(names, [*share, *behind], limit)
             if behind and found.is_complete and not self.has_enough_own:
@@ -160,9 +159,6 @@ class Batches:
                 found = await self._take_share(names, share, limit)
             has_seen_all = found.is_complete and not behind
             is_enough = self.has_enough_own
-        except DatabaseUnavailable:
-            if monotonic() - began < _SHARE_TIMEOUT.total_seconds():
-                raise
         if has_seen_all or not is_enough:
             self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
         if is_enough:
@@ -222,16 +218,12 @@ class Batches:
 
     async def scan_isolated(self) -> None:
         """Scan for due tasks of isolated handlers. Those of the others may all go before them."""
-        self.wants_isolated, began = False, monotonic()
-        try:
-            found = await self.scan_within(
-                timedelta(0), names=self._queue.isolated(self._controls.names), timeout=_BESIDE_TIMEOUT
-            )
-            self._queue.has_more_isolated = not found.is_complete
-        except DatabaseUnavailable:
-            if monotonic() - began < _BESIDE_TIMEOUT.total_seconds():
-                raise
-            self._queue.has_more_isolated = False  # they follow when the others are done
+        names = [name for name in self._controls.names if self._queue.is_isolated(name)]
+        has_more = False  # after the time limit, too: they follow when the others are done
+        with _at_most(_BESIDE_TIMEOUT):
+            found = await self.scan_within(timedelta(0), names=names, timeout=_BESIDE_TIMEOUT)
+            has_more = not found.is_complete
+        self._queue.has_more_isolated = has_more
 
     async def _read_beside_isolated(self, *, is_refill: bool) -> bool:
         """Do what `scan_all` does for the other handlers: tasks that wait for an executor may all go before theirs."""
@@ -240,15 +232,13 @@ class Batches:
         self.is_beside_put_off = self._queue.has_more = bool(names) and began < self._next_beside
         if not names or self.is_beside_put_off:
             return False
-        was_cut = False
-        try:
+        was_cut, has_ended = False, False
+        with _at_most(_BESIDE_TIMEOUT):
             was_cut = await self._read(names, is_refill=is_refill, timeout=_BESIDE_TIMEOUT)
-            is_cheap = was_cut or self._queue.has_more
-        except DatabaseUnavailable:
-            if monotonic() - began < _BESIDE_TIMEOUT.total_seconds():
-                raise
-            is_cheap, self.is_beside_put_off, self._queue.has_more = False, True, True
-        if not is_cheap:
+            has_ended = True
+        if not has_ended:
+            self.is_beside_put_off = self._queue.has_more = True
+        if self.is_beside_put_off or not (was_cut or self._queue.has_more):
             pause = min(_BESIDE_TIMES * (monotonic() - began), _MAX_BESIDE_PAUSE)
             self._next_beside = monotonic() + pause
         return was_cut
@@ -332,6 +322,17 @@ class Batches:
         tasks.
         """
         return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]
+
+
+@contextmanager
+def _at_most(limit: timedelta) -> Iterator[None]:
+    """Run queries that have this time limit. If they meet it, end the block before its end, without an error."""
+    began = monotonic()
+    try:
+        yield
+    except DatabaseUnavailable:
+        if monotonic() - began < limit.total_seconds():
+            raise
 
 
 def _ms(duration: timedelta) -> int:

@@ -116,24 +116,25 @@ class Scans:
         if self._is_scanning:
             self._is_refill_asked = True
             return
-        now, is_low_in_isolated = monotonic(), self._batches.is_low_in_isolated
-        if self._refill is not None or not (is_low_in_isolated or self._is_low(now)):
+        if self._refill is not None or not (self._is_low or self._batches.is_low_in_isolated):
             return
         is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
         help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._batches.all_took), MAX_ALL_PAUSE)
         pause = help_pause if is_helping else _REFILL_PAUSE
-        pause += self._scanned_at - now
+        pause += self._scanned_at - monotonic()
         if pause > 0:
             self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
             self._queue.has_more = False
-            self._batches.wants_isolated = is_low_in_isolated
             self._is_refill = True
             self._wake.set()
 
-    def _is_low(self, now: float) -> bool:
+    @property
+    def _is_low(self) -> bool:
         """Whether most tasks of the last scan have left the queue, and more wait."""
-        return self._queue.has_more and self._queue.ready_count(now, own_only=self._counts_own) * 4 <= self._scanned
+        if not self._queue.has_more:
+            return False
+        return self._queue.ready_count(monotonic(), own_only=self._counts_own) * 4 <= self._scanned
 
     def _refill_late(self) -> None:
         self._refill = None
@@ -205,7 +206,7 @@ class Scans:
             self._scope.signals.collections_made.send()
         if self._are_peers_due:
             await self._refresh_peers()
-        if is_refill and self._batches.wants_isolated:
+        if is_refill and self._batches.is_low_in_isolated:
             await self._batches.scan_isolated()
         was_cut = is_refill and await self._batches.scan_share()
         if not was_cut and not is_full and (is_refill or self.was_cut.is_set()):

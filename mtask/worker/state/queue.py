@@ -169,13 +169,9 @@ class PreemptionQueue:
         self._promote(now)
         return sum(self._ready_cnt[2:]) if self._is_shared else 0
 
-    def isolated(self, names: Sequence[str]) -> list[str]:
-        """Return those of these names whose handlers are isolated."""
-        return [name for name in names if self._isolated is not None and self._isolated.isolates(name)]
-
-    def not_isolated(self, names: Sequence[str]) -> list[str]:
-        """Return those of these names whose handlers run in the worker's process."""
-        return [name for name in names if self._isolated is None or not self._isolated.isolates(name)]
+    def is_isolated(self, name: str) -> bool:
+        """Whether tasks of this name run in executors."""
+        return self._isolated is not None and self._isolated.isolates(name)
 
     def push(
         self,
@@ -268,7 +264,7 @@ class PreemptionQueue:
         heap, *others = self._by_head()
         first = self._peek(heap)
         rival = min(filter(None, map(self._peek, others)), key=_order, default=None)
-        if self._isolated is not None and first is not None and self._isolated.isolates(first.name):
+        if first is not None and self.is_isolated(first.name):
             limit = min(limit, self._room)
         taken: list[Entry] = []
         if first is None:
@@ -380,8 +376,7 @@ class PreemptionQueue:
 
     def _kind_of(self, entry: Entry) -> int:
         """Return the number of the heap, and of the count, for this task once it is ready."""
-        is_isolated = self._isolated is not None and self._isolated.isolates(entry.name)
-        return (entry.rank > 0) + 2 * is_isolated
+        return (entry.rank > 0) + 2 * self.is_isolated(entry.name)
 
     def _peek(self, source: _Source) -> Entry | None:
         """Return the first task of a source, or None."""

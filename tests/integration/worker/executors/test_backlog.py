@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -57,10 +57,22 @@ def done(it: Isolated, name: str) -> int:
     return it.bench.tasks.count_documents({"name": name, "task_state.status": "SUCCESS"})
 
 
+async def others_done(it: Isolated) -> None:
+    await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
+
+
+def stopped(it: Isolated) -> tuple[Any, Callable[..., Awaitable[None]]]:
+    """Stop the scans of the worker. Return this part of it, and what makes one scan."""
+    own: Any = it.bench.worker.parts.scans
+    scan = own._scan
+    it.bench.stop_scans()
+    return own, scan
+
+
 def test_tasks_behind_more_isolated_ones_than_the_queue_holds_all_run(backlogged: Backlogged) -> None:
     async def scenario() -> None:
         async with backlogged() as it:
-            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
+            await others_done(it)
             assert done(it, "hold") == 0
             late = await it.publish("here", "late")
             await it.ended(late, "SUCCESS")
@@ -83,7 +95,7 @@ def test_begun_task_is_found_behind_more_isolated_ones_than_the_queue_holds(
 ) -> None:
     async def scenario() -> None:
         async with backlogged() as it:
-            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
+            await others_done(it)
             it.bench.stop_stream()
             task_id, scans = f"hold:{MANY - 1}", it.bench.worker.parts.scans
             assert len(store.run(claims.claim([task_id], "dead", "its run", are_simple=False))) == 1
@@ -97,10 +109,9 @@ def test_begun_task_is_found_behind_more_isolated_ones_than_the_queue_holds(
 def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known(backlogged: Backlogged) -> None:
     async def scenario() -> None:
         async with backlogged() as it:
-            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
-            own, queue = it.bench.worker.parts.scans, it.bench.worker.parts.queue
-            scan, batches = own._scan, own._batches
-            it.bench.stop_scans()
+            await others_done(it)
+            own, scan = stopped(it)
+            batches, queue = own._batches, own._queue
             for pause, queries in ((0, 2), (60, 1)):
                 batches._next_beside, before = monotonic() + pause, batches.count
                 await scan(is_full=False)
@@ -119,10 +130,9 @@ def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_lat
 ) -> None:
     async def scenario() -> None:
         async with backlogged() as it:
-            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
-            own, queue = it.bench.worker.parts.scans, it.bench.worker.parts.queue
-            scan, batches = own._scan, own._batches
-            it.bench.stop_scans()
+            await others_done(it)
+            own, scan = stopped(it)
+            batches, queue = own._batches, own._queue
             batches._next_beside = 0.0
 
             def fail(*given: Any, timeout: timedelta | None = None) -> Operation[finding.Scan]:
@@ -150,10 +160,9 @@ def test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_the_queu
 ) -> None:
     async def scenario() -> None:
         async with backlogged() as it:
-            await until(lambda: done(it, "here") == MANY, message="all others ended while one was held")
-            own, queue = it.bench.worker.parts.scans, it.bench.worker.parts.queue
-            scan, batches = own._scan, own._batches
-            it.bench.stop_scans()
+            await others_done(it)
+            own, scan = stopped(it)
+            batches, queue = own._batches, own._queue
             it.bench.stop_stream()
             with it.bench.backed_up():
                 specs = [TaskSpec("here", key=f"urgent/{number}", priority=9) for number in range(MANY)]
@@ -161,7 +170,8 @@ def test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_the_queu
                 for task_id, name in queue.names():
                     if name == "hold":
                         queue.discard(task_id)
-                own._is_refill = batches.wants_isolated = True
+                own._is_refill = True
+                assert batches.is_low_in_isolated
                 await scan(is_full=False)
                 assert queue.isolated_count(monotonic()) >= CAPACITY // 2
                 assert queue.has_more_isolated

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any, ParamSpec
 
 import pymongo.asynchronous.pool
 import pymongo.asynchronous.topology
@@ -14,21 +11,16 @@ import pytest
 
 from mtask.store.driver.mending import mend_waits, wait_for_condition
 from tests.mongo import PATIENCE
+from tests.unit.store.driver.test_awaiting import on_loop
 
-P = ParamSpec("P")
 #: The most turns of the event loop that the end of a wait takes.
 _STEPS = 12
 
 
-def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test on an event loop, with the driver as a store makes it."""
-
-    @wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        mend_waits()
-        asyncio.run(test(*args, **kwargs))
-
-    return run
+@pytest.fixture(autouse=True)
+def mended() -> None:
+    """Let the driver wait as a store makes it."""
+    mend_waits()
 
 
 class Driver:
