@@ -32,6 +32,8 @@ class Kill:
     pid: int
     signal: str
     at: float
+    #: The worker whose executor it was.
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class ExecutorJudge:
         for fault in self._faults:
             if fault.nemesis == KILLING:
                 for killed in fault.detail.get("killed", ()):
-                    yield Kill(killed["pid"], killed["signal"], clock.epoch + killed["at"])
+                    yield Kill(killed["pid"], killed["signal"], clock.epoch + killed["at"], fault.target)
 
     def judge(self, workers: Sequence[Life], asked: Collection[str], processes_left: int) -> None:
         """Judge it all. `workers`: the lives of worker processes; `asked`: tasks that somebody changed or canceled."""
@@ -151,17 +153,27 @@ class ExecutorJudge:
 
     def _unexplained(self) -> None:
         """Judge the other way round: no executor dies unless somebody killed it."""
+        told_of = {kill for kill, _, _ in self._victims()}
+        spare = [kill for kill in self._kills if kill not in told_of]
         for run_id, run in self._runs.items():
             reason = run.reason or ""
             if run.status is not RunStatus.FAIL or not reason.startswith(_DIED) or run.end_time is None:
                 continue
-            end, work = run.end_time.timestamp(), self._work.get(run_id)
-            if self._is_disturbed(run.worker_id, run.claim_time.timestamp(), end):
+            claimed, end = run.claim_time.timestamp(), run.end_time.timestamp()
+            if self._is_disturbed(run.worker_id, claimed, end):
                 continue
+            work = self._work.get(run_id)
             if reason.startswith(_NO_START):
                 is_explained = self._is_killing(run.worker_id, end)
+            elif work is not None:
+                is_explained = any(work.pid == kill.pid and kill.at <= end for kill in self._kills)
             else:
-                is_explained = any(work is not None and work.pid == kill.pid and kill.at <= end for kill in self._kills)
+                # Handed over, and killed before the handler could note anything. A kill explains one such run.
+                kills = [kill for kill in spare if kill.worker_id == run.worker_id and kill.signal in reason]
+                kill = next((kill for kill in kills if claimed - AT_ONCE <= kill.at <= end), None)
+                is_explained = kill is not None
+                if kill is not None:
+                    spare.remove(kill)
             if not is_explained:
                 told = {"run": run_id, "worker": run.worker_id, "reason": reason}
                 self._verdict.report("wrong_executors", run.task_id, "an executor ended, and nobody killed it", **told)

@@ -44,6 +44,15 @@ def kill(story: Story, pid: int = EXECUTOR, signal: str = "SIGKILL", worker_id: 
     story.wait(0.05)
 
 
+def handed_and_killed(story: Story, signal: str = "SIGKILL", worker_id: str = "w1") -> None:
+    """Have an executor die with a run that its handler had not begun: by this signal, of this worker's executors."""
+    task_id = story.publish("isolated", **OPTIONS)
+    run_id = story.claim(task_id, starts=False)
+    kill(story, signal=signal, worker_id=worker_id)
+    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
+    retried(story, task_id)
+
+
 def retried(story: Story, task_id: str, after: float = 0.3) -> None:
     """Run the task again, in another executor, to its end."""
     story.wait(after)
@@ -116,6 +125,37 @@ def death_that_nobody_brought_about(story: Story) -> None:
     kill(story, EXECUTOR + 2)
     story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
     retried(story, task_id)
+
+
+@SCENES.violate("wrong_executors")
+def death_before_the_handler_began_by_another_signal(story: Story) -> None:
+    handed_and_killed(story, signal="SIGSEGV")
+
+
+@SCENES.violate("wrong_executors")
+def death_before_the_handler_began_while_another_workers_executor_was_killed(story: Story) -> None:
+    handed_and_killed(story, worker_id="w2")
+
+
+@SCENES.violate("wrong_executors")
+def two_deaths_before_the_handlers_began_and_one_kill(story: Story) -> None:
+    handed_and_killed(story)
+    task_id = story.publish("isolated", **OPTIONS)
+    run_id = story.claim(task_id, starts=False)
+    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
+    retried(story, task_id)
+
+
+@SCENES.violate("wrong_executors")
+def death_before_the_handler_began_beside_a_kill_that_another_run_tells_of(story: Story) -> None:
+    task_id, run_id = begun(story)
+    other = story.publish("isolated", **OPTIONS)
+    other_run = story.claim(other, starts=False)
+    kill(story)
+    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
+    story.finish(other, other_run, FAIL, note=None, reason=DIED)
+    retried(story, task_id)
+    retried(story, other)
 
 
 @SCENES.violate("wrong_executors")
@@ -215,6 +255,11 @@ def an_idle_executor_is_killed(story: Story) -> None:
     task_id, run_id = begun(story)
     ended(story, task_id, run_id)
     kill(story)
+
+
+@SCENES.allow
+def an_executor_is_killed_when_it_was_just_handed_a_run(story: Story) -> None:
+    handed_and_killed(story)
 
 
 @SCENES.allow
