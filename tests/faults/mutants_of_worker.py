@@ -79,6 +79,26 @@ WORKER_MUTATIONS = (
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
+        "position-in-the-order-of-priorities",
+        "A scan behind a position names the priority in its sort, so the server reads all of the backlog and sorts it.",
+        (Edit("mtask/store/tasks/finding.py", "        del by_order[0]\n", ""),),
+        ("tests/integration/worker/discovery/test_shares.py::"
+         "test_scan_behind_a_position_examines_only_what_it_brings",),
+    ),
+    Mutation(
+        "due-ones-read-twice",
+        "A refill that has read all that is due reads it again with what will be due.",
+        (Edit(_BATCHES, ", also=[due_from(since)])", ")"),),
+        ("tests/integration/worker/discovery/test_refills.py::"
+         "test_refill_that_finds_all_that_is_due_reads_it_only_once_and_what_will_be_due_too",),
+    ),
+    Mutation(
+        "refill-unheard",
+        "A worker whose slots become free does not ask whether its queue needs more.",
+        (Edit("mtask/worker/claiming/claimer.py", "            self._signals.queue_checked.send()\n", ""),),
+        ("tests/integration/worker/discovery/test_shares.py::test_worker_alone_asks_for_no_share",),
+    ),
+    Mutation(
         "lost-and-not-read-again",
         "A worker does not look at the tasks whose claim it has lost.",
         (Edit(_SENDER, "            self._scope.signals.tasks_doubtful.send(lost)\n", ""),),
@@ -260,13 +280,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "isolated-tasks-push-out-others",
         "A flood of isolated tasks pushes the tasks of other handlers out of the queue.",
-        (Edit(_QUEUE, "return self._is_shared and self._kind_of(entry) > 1", "return False"),),
+        (Edit(_QUEUE, "return self._is_shared and entry.kind > 1", "return False"),),
         (f"{_QUEUE_TESTS}::test_tasks_of_isolated_handlers_and_of_others_push_out_their_own_kind",),
     ),
     Mutation(
         "what-is-not-due-is-enough",
         "A worker with tasks of its own that are not yet due looks for nothing else.",
-        (Edit(_QUEUE, "self._ready_cnt[self._kind_of(entry)] -= 1", "pass"),),
+        (Edit(_QUEUE, "self._ready_cnt[entry.kind] -= 1", "pass"),),
         ("tests/unit/worker/state/test_queue.py::test_what_is_ready_is_counted",),
     ),
     Mutation(
@@ -328,7 +348,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-not-begun-again",
         "What lies before the position of a share is left to the next scan of all.",
-        (Edit(_BATCHES, "found = await self._take_share(names, share, limit)", "pass"),),
+        (Edit(_BATCHES, "found = await self._take_share(names, share, limit, None)", "pass"),),
         (f"{_REFILLS}::test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough",),
     ),
     Mutation(

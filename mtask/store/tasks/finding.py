@@ -86,6 +86,7 @@ def scan(
     left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
     timeout: timedelta | None = None,
+    position: filters.Filter | None = None,
 ) -> Operation[Scan]:
     """Return the tasks that this worker could take within the horizon.
 
@@ -93,18 +94,24 @@ def scan(
 
     `left_out` holds limit_keys to exclude. `also` holds further guards. If `timeout` is None, the usual limit of an
     operation applies. If `horizon_ms` is 0, all found tasks are due, and the scan does not ask for the server's time.
+    `position`: the result of `behind`. Only the tasks behind it are returned.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
+    if position is not None:
+        # The tasks are of one priority. The server reads them in the order of the index only if the sort leaves the
+        # priority out. Otherwise it reads all of them, and then sorts.
+        del by_order[0]
+        also = [*also, position]
     claimable = filters.with_guards(claimable, also)
     view = SCAN_VIEW if horizon_ms else _TIMELESS_VIEW
     return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout, view))
 
 
 def behind(document: Mapping[str, Any]) -> filters.Filter | None:
-    """Return a guard for the tasks of this one's priority that come behind it in the order of `scan`, or with it.
+    """Return a filter for the tasks of this one's priority that come behind it in the order of `scan`, or with it.
 
-    Without the guard, the server first passes all keys that claims have removed, as it keeps these for minutes. None:
+    Without the filter, the server first passes all keys that claims have removed, as it keeps these for minutes. None:
     the document is malformed.
     """
     option, state = document.get("task_option"), document.get("task_state")

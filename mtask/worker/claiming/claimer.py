@@ -44,6 +44,7 @@ class Claimer:
         overflow: Overflow,
     ) -> None:
         self._ledger = scope.ledger
+        self._signals = scope.signals
         self._queue = queue
         self._controls = admission.controls
         self._limits = admission.limits
@@ -65,6 +66,9 @@ class Claimer:
         """Claim tasks until `stop`. Check the queue after each `wake`, when a task becomes due or when a claim ends."""
         while not self._is_stopping:
             self._wake.clear()
+            # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
+            # under way would be read again.
+            self._signals.queue_checked.send()
             await wake_or_wait(self._wake, self._launch())
         for under_way in (self._in_flight, *self._sender.under_way):
             while under_way:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
+from functools import lru_cache
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtask.errors import EncryptionError
 from mtask.logs import RunMarks
@@ -51,8 +52,29 @@ def trusted_until(sent: float, lease_ms: int) -> float:
 
     The lease is counted from the time at which the claim or ping was *sent*: a slow reply must not extend the trust.
     """
+    return sent + _trusted_seconds(lease_ms)
+
+
+def _trusted_seconds(lease_ms: int) -> float:
     lease = lease_ms / 1000
-    return sent + lease - min(lease * _MARGIN, _MAX_MARGIN)
+    return lease - min(lease * _MARGIN, _MAX_MARGIN)
+
+
+class _Lease(NamedTuple):
+    """What follows from the length of a run's lease."""
+
+    lease_ms: int
+    ping_interval: float
+    #: The time for which the lease is trusted from when its claim was sent, in seconds.
+    trust: float
+
+
+# Most runs of one handler have leases of one length.
+@lru_cache(maxsize=256)
+def _lease_of(length: timedelta, ping_interval_ms: int) -> _Lease:
+    lease_ms = length // _MS
+    interval = ping_seconds(min(ping_interval_ms, lease_ms / 2), lease_ms)
+    return _Lease(lease_ms, interval, _trusted_seconds(lease_ms))
 
 
 def _sealed(sealer: Sealer, task: StoredTask, progress: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -137,14 +159,13 @@ class HeldRun:
         self.option = option
         self.handler = handler
         # The claim wrote the times of the run. The options were read after the claim, and may be newer.
-        self.lease_ms = (ping_expire_time - claim_time) // _MS
-        self.ping_interval = ping_seconds(min(option.ping_interval_ms, self.lease_ms / 2), self.lease_ms)
+        self.lease_ms, self.ping_interval, trust = _lease_of(ping_expire_time - claim_time, option.ping_interval_ms)
         #: The monotonic instant (seconds) at which run_timeout_ms is over. It is set when the handler begins.
         self.deadline = inf
         #: The monotonic instant (seconds) at which the handler began; and the seconds that it took, once it has ended.
         self.began_at: float | None = None
         self.took: float | None = None
-        self.trusted_until = trusted_until(sent, self.lease_ms)
+        self.trusted_until = sent + trust
         self.next_ping = sent + self.ping_interval
         #: The progress that is not written yet.
         self.progress: Mapping[str, Any] | None = None

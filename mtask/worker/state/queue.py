@@ -54,6 +54,7 @@ class Entry:
     queue: str | None = None  #: None: unknown
     tenant: str | None = None  #: None: of no tenant, or unknown
     lane: Lane | None = None  #: the queue and the tenant, if the queue has fair turns
+    kind: int = 0  #: the number of its heap, and of the count, once it is ready
     is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
 
@@ -195,7 +196,8 @@ class PreemptionQueue:
             if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
-        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane)
+        kind = (rank > 0) + 2 * self.is_isolated(name)
+        entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
         self._entries[task_id] = entry
         self._sequence += 1
         ready_at = entry.ready_at
@@ -366,17 +368,13 @@ class PreemptionQueue:
 
     def _make_ready(self, entry: Entry, sequence: int) -> None:
         entry.is_ready = True
-        kind = self._kind_of(entry)
+        kind = entry.kind
         self._ready_cnt[kind] += 1
         if entry.lane is not None:
             self._turn_cnt += 1
             self._turns[kind // 2].push(entry, sequence)
         else:
             heapq.heappush(self._ready[kind], (entry.order, sequence, entry))
-
-    def _kind_of(self, entry: Entry) -> int:
-        """Return the number of the heap, and of the count, for this task once it is ready."""
-        return (entry.rank > 0) + 2 * self.is_isolated(entry.name)
 
     def _peek(self, source: _Source) -> Entry | None:
         """Return the first task of a source, or None."""
@@ -422,7 +420,7 @@ class PreemptionQueue:
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
         if entry.is_ready:
-            self._ready_cnt[self._kind_of(entry)] -= 1
+            self._ready_cnt[entry.kind] -= 1
             self._turn_cnt -= entry.lane is not None
         del self._entries[entry.task_id]
 
@@ -449,7 +447,7 @@ class PreemptionQueue:
 
     def _is_apart(self, entry: Entry) -> bool:
         """Whether the task is of an isolated handler beside others."""
-        return self._is_shared and self._kind_of(entry) > 1
+        return self._is_shared and entry.kind > 1
 
     def _in_turns(self, waiting: Iterable[Entry]) -> list[Entry]:
         """Return the tasks of queues with fair turns in the order in which they are kept: equal parts of each tenant.

@@ -64,6 +64,8 @@ class Signals:
         self.claim_landed: Signal[[Iterable[str]]] = Signal()
         #: Slots may be free.
         self.room_made: Signal[[]] = Signal()
+        #: The claimer is about to check the preemption queue. It may have taken most of its tasks before.
+        self.queue_checked: Signal[[]] = Signal()
         #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
         #: Permits are free. More tasks may wait for permits than this worker knows, so a scan for due tasks is needed.

@@ -33,18 +33,23 @@ class Queries:
         self._scan = finding.scan
         self.of_all: list[int] = []
         self.of_share: list[int] = []
+        #: What each query for the tasks of all has brought.
+        self.brought: list[list[str]] = []
         #: Called while a query is under way.
         self.amid: Callable[[], None] = lambda: None
 
     def __call__(self, *given: Any, **others: Any) -> Operation[finding.Scan]:
         found = yield from self._scan(*given, **others)
-        (self.of_share if others.get("also") else self.of_all).append(given[4])
+        is_of_share = any("$or" in guard for guard in others.get("also", ()))
+        (self.of_share if is_of_share else self.of_all).append(given[4])
+        if not is_of_share:
+            self.brought.append([document["_id"] for document in found.documents])
         self.amid()
         return found
 
     def clear(self) -> None:
         """Forget the queries so far."""
-        self.of_all, self.of_share = [], []
+        self.of_all, self.of_share, self.brought = [], [], []
 
 
 class Backlogged:
@@ -225,6 +230,24 @@ def test_worker_that_may_not_ask_for_its_share_reads_the_tasks_of_all(backlogged
         worker.scans._note_cut(was_cut=True)
         await worker.scan(is_refill=True)
         assert worker.queries.of_all == [CAPACITY]
+
+    backlogged(test)
+
+
+def test_refill_that_finds_all_that_is_due_reads_it_only_once_and_what_will_be_due_too(
+    backlogged: Callable[[Test], None],
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        worker.make_older(IDS[:20], 60)
+        worker.make_older(IDS[20:25], -9)  # within the horizon
+        worker.make_older(IDS[25:], -3600)
+        worker.batches._next_share = monotonic() + 60
+        await worker.scan(is_refill=True)
+        due, later = worker.queries.brought
+        assert sorted(due) == sorted(IDS[:20])
+        assert sorted(later) == sorted(IDS[20:25])
+        assert sorted(task_id for task_id, _ in worker.queue.names()) == sorted(IDS[:25])
+        assert not worker.scans.was_cut.is_set()
 
     backlogged(test)
 

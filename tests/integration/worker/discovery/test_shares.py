@@ -26,6 +26,7 @@ from mtask.worker import assembly
 from mtask.worker.discovery import batches, inbox, stream
 from mtask.worker.discovery import scans as scans_module
 from mtask.worker.state.peers import Peers
+from tests.explaining import examined_by
 from tests.integration.stores import ready_store, register
 from tests.integration.worker_harness import working
 from tests.mongo import Client, until
@@ -83,14 +84,14 @@ class Scans:
         self.vain_cnt = 0
 
     def __call__(self, *given: Any, **others: Any) -> Operation[finding.Scan]:
-        is_share = bool(others.get("also"))
+        is_share = any("$or" in guard for guard in others.get("also", ()))
         assert (others.get("timeout") is not None) == is_share
         if is_share and self._failure is not None:
             self.vain_cnt += 1
             raise self._failure
         found = yield from self._scan(*given, **others)
         (self.shares if is_share else self.brought).append([document["_id"] for document in found.documents])
-        is_further = any("task_option.priority" in guard for guard in others.get("also", ()))
+        is_further = others.get("position") is not None
         self.further_cnt += is_further
         self.vain_cnt += is_share and found.is_complete and not is_further
         return found
@@ -143,6 +144,28 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
     assert {peers.rank(task_id, "work") for task_id in found} == {0}
     assert len(found) > BACKLOG / 4
     assert scans.further_cnt > 0
+
+
+def test_scan_behind_a_position_examines_only_what_it_brings(store: SyncStore) -> None:
+    added: list[NewTask] = []
+    for number in range(200):
+        task_id, option = task_id_of("work", f"{number}"), TaskOption(priority=number % 2).stored()
+        added.append(NewTask(task_id, "work", f"{number}", "default", None, option, None))
+    for task in added:
+        store.run(publishing.publish(task, Policy()))
+    every = store.run(finding.scan(["default"], ["work"], "w1", 0, 1_000)).documents
+    assert len(every) == 200
+    position = finding.behind(every[29])
+    operation = finding.scan(["default"], ["work"], "w1", 0, 20, position=position)
+    found, (examined,) = examined_by(store, operation)
+    # Tasks of the same time may come before the one that gave the position.
+    first = every.index(found.documents[0])
+    assert first <= 29
+    assert finding.behind(every[first]) == position
+    assert found.documents == every[first : first + 20]
+    assert examined.documents == 20
+    assert examined.keys < 20 + 15  # a key for each place where the server looks in vain
+    assert "SORT" not in examined.stages
 
 
 def test_position_of_a_malformed_task_is_none() -> None:
