@@ -94,9 +94,9 @@ WORKER_MUTATIONS = (
     ),
     Mutation(
         "refill-unheard",
-        "A worker whose slots become free does not ask whether its queue needs more.",
-        (Edit("mtask/worker/claiming/claimer.py", "            self._signals.queue_checked.send()\n", ""),),
-        ("tests/integration/worker/discovery/test_shares.py::test_worker_alone_asks_for_no_share",),
+        "A worker with room does not ask whether its queue needs more.",
+        (Edit("mtask/worker/claiming/claimer.py", "self._signals.queue_checked.send()", "pass"),),
+        (f"{_REFILLS}::test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill",),
     ),
     Mutation(
         "lost-and-not-read-again",
@@ -589,7 +589,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "room-untold",
         "A worker does not hear that a slot is free.",
-        (Edit("mtask/worker/claiming/slots.py", "self._signals.room_made.send()\n\n    def add", "\n    def add"),),
+        (Edit("mtask/worker/claiming/slots.py", "self._signals.slot_left.send()\n\n    def add", "\n    def add"),),
         ("tests/integration/worker/claiming/test_claims.py::"
          "test_each_slot_that_becomes_free_is_filled_though_no_hint_comes",),
     ),

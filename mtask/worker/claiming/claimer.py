@@ -66,9 +66,10 @@ class Claimer:
         """Claim tasks until `stop`. Check the queue after each `wake`, when a task becomes due or when a claim ends."""
         while not self._is_stopping:
             self._wake.clear()
-            # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
-            # under way would be read again.
-            self._signals.queue_checked.send()
+            if self._room > 0:
+                # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
+                # under way would be read again.
+                self._signals.queue_checked.send()
             await wake_or_wait(self._wake, self._launch())
         for under_way in (self._in_flight, *self._sender.under_way):
             while under_way:
@@ -95,6 +96,11 @@ class Claimer:
         """Whether no claim is under way."""
         return not (self._in_flight or any(self._sender.under_way))
 
+    @property
+    def _room(self) -> int:
+        """The number of tasks that may be claimed now."""
+        return self._slots.free_cnt + self._slots.ahead_cnt
+
     def _is_backed_up(self) -> bool:
         return self._finisher.pending > _MAX_UNWRITTEN
 
@@ -104,8 +110,7 @@ class Claimer:
         None: the next check follows `wake`.
         """
         while not self._is_stopping:
-            free_slots = self._slots.free_cnt
-            room = free_slots + self._slots.ahead_cnt
+            room = self._room
             now = monotonic()
             if room <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return self._overflow.look(now)
@@ -118,7 +123,7 @@ class Claimer:
                 return min((wait for wait in (pause, self._overflow.look(now)) if wait is not None), default=None)
             is_limited = self._queue.is_limited_next
             if is_limited:
-                room = free_slots  # the claim uses up the permit, so the run must start at once
+                room = self._slots.free_cnt  # the claim uses up the permit, so the run must start at once
                 if room <= 0:
                     return None
             waited = now - self._launched_at

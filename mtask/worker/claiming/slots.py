@@ -67,7 +67,7 @@ class Slots:
         self._pace.ended()
         if self._waiting:
             self.start_waiting()
-        self._signals.room_made.send()
+        self._signals.slot_left.send()
 
     def add(self, run: HeldRun, now: float) -> None:
         """Add a run to the runs that wait for a slot. The caller must call `start_waiting` next.

@@ -64,7 +64,9 @@ class Signals:
         self.claim_landed: Signal[[Iterable[str]]] = Signal()
         #: Slots may be free.
         self.room_made: Signal[[]] = Signal()
-        #: The claimer is about to check the preemption queue. It may have taken most of its tasks before.
+        #: A run has left its slot. It is sent for each run, so it does no more than wake the claimer.
+        self.slot_left: Signal[[]] = Signal()
+        #: The claimer has room, and is about to check the preemption queue. It may have taken most of its tasks before.
         self.queue_checked: Signal[[]] = Signal()
         #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()

@@ -252,6 +252,19 @@ def test_refill_that_finds_all_that_is_due_reads_it_only_once_and_what_will_be_d
     backlogged(test)
 
 
+def test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill(
+    backlogged: Callable[[Test], None],
+) -> None:
+    async def test(worker: Backlogged) -> None:
+        await worker.scan(is_refill=True)
+        assert worker.queue.has_more
+        worker.forget_queued()
+        worker.bench.worker.parts.claimer.wake()  # as a hint does
+        await until(lambda: worker.is_refill_due, message="a refill is due")
+
+    backlogged(test)
+
+
 def test_regular_look_brings_a_task_of_a_higher_priority_that_will_be_due(backlogged: Callable[[Test], None]) -> None:
     async def test(worker: Backlogged) -> None:
         spec = TaskSpec("work", {}, key="urgent", delay=timedelta(seconds=9), priority=9)
