@@ -86,16 +86,15 @@ WORKER_MUTATIONS = (
          "test_scan_behind_a_position_examines_only_what_it_brings",),
     ),
     Mutation(
-        "due-ones-read-twice",
-        "A refill that has read all that is due reads it again with what will be due.",
-        (Edit(_BATCHES, ", also=[due_from(since)])", ")"),),
-        ("tests/integration/worker/discovery/test_refills.py::"
-         "test_refill_that_finds_all_that_is_due_reads_it_only_once_and_what_will_be_due_too",),
-    ),
-    Mutation(
         "refill-unheard",
         "A worker with room does not ask whether its queue needs more.",
         (Edit("mtask/worker/claiming/claimer.py", "self._signals.queue_checked.send()", "pass"),),
+        (f"{_REFILLS}::test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill",),
+    ),
+    Mutation(
+        "refill-for-nothing",
+        "A worker that may not claim asks for refills, twenty times a second.",
+        (Edit("mtask/worker/claiming/claimer.py", "self._room > 0 and not self._is_held_back()", "self._room > 0"),),
         (f"{_REFILLS}::test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill",),
     ),
     Mutation(

@@ -163,11 +163,6 @@ def without_keys(keys: Sequence[str]) -> Filter:
     return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
 
 
-def due_from(moment: datetime) -> Filter:
-    """Match the tasks that became due at this time or later, or will be due."""
-    return {NEXT: {"$gte": moment}}
-
-
 def other_than(task_ids: Sequence[str]) -> list[Filter]:
     """Return a list of guards that excludes these tasks. The list is empty if there are no tasks."""
     return [{"_id": {"$nin": list(task_ids)}}] if task_ids else []

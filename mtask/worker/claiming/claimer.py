@@ -66,7 +66,7 @@ class Claimer:
         """Claim tasks until `stop`. Check the queue after each `wake`, when a task becomes due or when a claim ends."""
         while not self._is_stopping:
             self._wake.clear()
-            if self._room > 0:
+            if self._room > 0 and not self._is_held_back():
                 # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
                 # under way would be read again.
                 self._signals.queue_checked.send()
@@ -104,6 +104,10 @@ class Claimer:
     def _is_backed_up(self) -> bool:
         return self._finisher.pending > _MAX_UNWRITTEN
 
+    def _is_held_back(self) -> bool:
+        """Whether nothing may be claimed now: too many outcomes are unwritten, or a pause may have gone unheard."""
+        return self._is_backed_up() or self._controls.is_out_of_touch()
+
     def _launch(self) -> float | None:
         """Begin the claims that can begin now; return the seconds until the next check.
 
@@ -114,7 +118,7 @@ class Claimer:
             now = monotonic()
             if room <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
                 return self._overflow.look(now)
-            if self._is_backed_up() or self._controls.is_out_of_touch():
+            if self._is_held_back():
                 self._overflow.look(now)
                 return _PAUSE
             pause = self._queue.next_ready(now)

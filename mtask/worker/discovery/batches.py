@@ -13,7 +13,7 @@ from time import monotonic
 from mtask.errors import DatabaseUnavailable
 from mtask.model.rules import HORIZON
 from mtask.store.driver.operation import Operation
-from mtask.store.statements.filters import Filter, due_from, other_than, without_tenants
+from mtask.store.statements.filters import Filter, other_than, without_tenants
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import ScanTarget
@@ -43,9 +43,6 @@ _BESIDE_TIMEOUT, _BESIDE_TIMES, _MAX_BESIDE_PAUSE = timedelta(seconds=1), 20, 5.
 #: After this time, in seconds, a refill looks at the tasks of all workers again. If all refills scanned only this
 #: worker's share, older tasks of a full or departed worker would wait behind newer tasks.
 MAX_ALL_PAUSE = 2.0
-#: A scan for what is not due yet also reads what became due in this time before the scan for what is due: the clock of
-#: the server is only estimated.
-_OVERLAP = timedelta(seconds=2)
 #: While the stream is closed: the time before the end of a lease at which a begun task is looked for, in ms, and the
 #: most tasks of one look.
 _URGENT_MS, _URGENT_CNT = 1_000, 200
@@ -250,11 +247,11 @@ class Batches:
         return was_cut
 
     async def _read(self, names: Sequence[str], *, is_refill: bool, timeout: timedelta | None = None) -> bool:
-        began, since = monotonic(), self._scope.clock.now() - _OVERLAP
+        began = monotonic()
         found = await self.scan_within(timedelta(0) if is_refill else HORIZON, names=names, timeout=timeout)
         self.all_took = monotonic() - began
-        if found.is_complete and is_refill:  # what was due has just been read
-            found = await self.scan_within(HORIZON, names=names, timeout=timeout, also=[due_from(since)])
+        if found.is_complete and is_refill:
+            found = await self.scan_within(HORIZON, names=names, timeout=timeout)
         if found.is_complete:
             return False
         self._queue.has_more = True
@@ -272,19 +269,17 @@ class Batches:
         names: Sequence[str] | None = None,
         timeout: timedelta | None = None,
         begun_only: bool = False,
-        also: Sequence[Filter] = (),
     ) -> finding.Scan:
         """Scan all queues. Each queue with parked tasks gets a scan of its own.
 
         `limit`: the most tasks of one query. None: the queue's capacity.
         `names`: the names of the tasks. None: all of this worker.
         `timeout`: the time limit of a query that orders by priority and age alone. None: the usual one.
-        `also`: further guards.
         """
         names = self._controls.names if names is None else names
         is_complete, has_future = True, False
         for target in self._limits.scan_targets(self._controls.queues):
-            found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only, also=also)
+            found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
             if not target.is_apart:
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete:
@@ -302,16 +297,15 @@ class Batches:
         timeout: timedelta | None = None,
         *,
         begun_only: bool,
-        also: Sequence[Filter] = (),
     ) -> finding.Scan:
         limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
-        worker_id, also = self._scope.worker_id, [*also, *self._not_left_alone()]
+        worker_id, also = self._scope.worker_id, self._not_left_alone()
         if target.tenant is not None:
             of_tenant = finding.scan_tenant(target.queues, target.tenant, names, worker_id, _ms(horizon), limit, also)
             return await self._take(of_tenant)
         if target.is_fair and not begun_only:
             return await self._turns.scan(target, names, _ms(horizon), limit, also)
-        also = [*also, *without_tenants(target.excluded_tenants)]
+        also += without_tenants(target.excluded_tenants)
         given = (target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also)
         return await self._take(finding.scan_begun(*given) if begun_only else finding.scan(*given, timeout=timeout))
 

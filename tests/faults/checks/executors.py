@@ -19,6 +19,8 @@ KILLING = "kill executor"
 #: How soon the FAIL must be written if nothing but the executor is disturbed, in seconds. A slow machine needs a while.
 #: Nobody waits for leases: those of half the tasks are longer.
 AT_ONCE = 5.0
+#: How long a worker may not have noticed the death of an idle executor, in seconds.
+_UNNOTICED = 1.0
 #: How long a worker may be busy with what a fault has left, in seconds.
 _AFTERMATH = 5.0
 #: What the reason of a FAIL begins with, where an executor died, and where none could start.
@@ -153,30 +155,37 @@ class ExecutorJudge:
 
     def _unexplained(self) -> None:
         """Judge the other way round: no executor dies unless somebody killed it."""
-        told_of = {kill for kill, _, _ in self._victims()}
-        spare = [kill for kill in self._kills if kill not in told_of]
-        for run_id, run in self._runs.items():
+        died = [
+            (run.end_time, run_id, run)
+            for run_id, run in self._runs.items()
+            if run.status is RunStatus.FAIL and (run.reason or "").startswith(_DIED) and run.end_time is not None
+        ]
+        # A kill explains one run. Those whose handlers noted their process come first.
+        died.sort(key=lambda entry: (entry[1] not in self._work, entry[0]))
+        spare = list(self._kills)
+        for end_time, run_id, run in died:
             reason = run.reason or ""
-            if run.status is not RunStatus.FAIL or not reason.startswith(_DIED) or run.end_time is None:
-                continue
-            claimed, end = run.claim_time.timestamp(), run.end_time.timestamp()
+            claimed, end = run.claim_time.timestamp(), end_time.timestamp()
             if self._is_disturbed(run.worker_id, claimed, end):
                 continue
             work = self._work.get(run_id)
             if reason.startswith(_NO_START):
                 is_explained = self._is_killing(run.worker_id, end)
-            elif work is not None:
-                is_explained = any(work.pid == kill.pid and kill.at <= end for kill in self._kills)
             else:
-                # Handed over, and killed before the handler could note anything. A kill explains one such run.
-                kills = [kill for kill in spare if kill.worker_id == run.worker_id and kill.signal in reason]
-                kill = next((kill for kill in kills if claimed - AT_ONCE <= kill.at <= end), None)
-                is_explained = kill is not None
-                if kill is not None:
-                    spare.remove(kill)
+                kills = [kill for kill in spare if kill.at <= end and self._may_explain(kill, run, work, claimed)]
+                is_explained = bool(kills)
+                if kills:
+                    spare.remove(kills[0])
             if not is_explained:
                 told = {"run": run_id, "worker": run.worker_id, "reason": reason}
                 self._verdict.report("wrong_executors", run.task_id, "an executor ended, and nobody killed it", **told)
+
+    @staticmethod
+    def _may_explain(kill: Kill, run: RunLog, work: Work | None, claimed: float) -> bool:
+        if work is not None:
+            return kill.pid == work.pid
+        # The executor was killed before the handler could note anything: amid the run, or just before it got the run.
+        return kill.worker_id == run.worker_id and kill.signal in (run.reason or "") and kill.at >= claimed - _UNNOTICED
 
     def _is_killing(self, worker_id: str, at: float) -> bool:
         """Whether a nemesis killed executors of this worker about then."""

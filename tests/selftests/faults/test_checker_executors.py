@@ -159,6 +159,29 @@ def death_before_the_handler_began_beside_a_kill_that_another_run_tells_of(story
 
 
 @SCENES.violate("wrong_executors")
+def death_before_the_handler_began_of_an_executor_killed_long_before(story: Story) -> None:
+    kill(story)
+    story.wait(1.5)
+    task_id = story.publish("isolated", **OPTIONS)
+    run_id = story.claim(task_id, starts=False)
+    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
+    retried(story, task_id)
+
+
+@SCENES.violate("wrong_executors")
+def death_before_the_handler_began_beside_one_that_came_after_its_end(story: Story) -> None:
+    other = story.publish("isolated", **OPTIONS)
+    other_run = story.claim(other, starts=False)
+    task_id, run_id = begun(story)
+    story.note("end", task_id, run_id, pid=EXECUTOR)
+    kill(story)
+    story.finish(other, other_run, FAIL, note=None, reason=DIED)
+    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
+    retried(story, task_id)
+    retried(story, other)
+
+
+@SCENES.violate("wrong_executors")
 def start_that_fails_although_nobody_disturbed_it(story: Story) -> None:
     task_id = story.publish("isolated", **OPTIONS)
     run_id = story.claim(task_id, starts=False)
@@ -260,6 +283,18 @@ def an_idle_executor_is_killed(story: Story) -> None:
 @SCENES.allow
 def an_executor_is_killed_when_it_was_just_handed_a_run(story: Story) -> None:
     handed_and_killed(story)
+
+
+@SCENES.allow
+def two_executors_are_killed_when_each_was_just_handed_a_run(story: Story) -> None:
+    first, second = (story.publish("isolated", **OPTIONS) for _ in range(2))
+    first_run, second_run = (story.claim(task_id, starts=False) for task_id in (first, second))
+    kill(story)
+    kill(story, EXECUTOR + 1)
+    story.finish(second, second_run, FAIL, note=None, reason=DIED)
+    story.finish(first, first_run, FAIL, note=None, reason=DIED)
+    retried(story, first)
+    retried(story, second)
 
 
 @SCENES.allow
