@@ -44,13 +44,25 @@ def kill(story: Story, pid: int = EXECUTOR, signal: str = "SIGKILL", worker_id: 
     story.wait(0.05)
 
 
+def handed(story: Story) -> tuple[str, str]:
+    """Claim a task whose handler does not begin; return the task's id and the run_id."""
+    task_id = story.publish("isolated", **OPTIONS)
+    return task_id, story.claim(task_id, starts=False)
+
+
+def died(story: Story, *runs: tuple[str, str]) -> None:
+    """Tell of these runs, one after the other, that their executors died. Then run the tasks again."""
+    for task_id, run_id in runs:
+        story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
+    for task_id, _ in runs:
+        retried(story, task_id)
+
+
 def handed_and_killed(story: Story, signal: str = "SIGKILL", worker_id: str = "w1") -> None:
     """Have an executor die with a run that its handler had not begun: by this signal, of this worker's executors."""
-    task_id = story.publish("isolated", **OPTIONS)
-    run_id = story.claim(task_id, starts=False)
+    run = handed(story)
     kill(story, signal=signal, worker_id=worker_id)
-    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
-    retried(story, task_id)
+    died(story, run)
 
 
 def retried(story: Story, task_id: str, after: float = 0.3) -> None:
@@ -140,45 +152,29 @@ def death_before_the_handler_began_while_another_workers_executor_was_killed(sto
 @SCENES.violate("wrong_executors")
 def two_deaths_before_the_handlers_began_and_one_kill(story: Story) -> None:
     handed_and_killed(story)
-    task_id = story.publish("isolated", **OPTIONS)
-    run_id = story.claim(task_id, starts=False)
-    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
-    retried(story, task_id)
+    died(story, handed(story))
 
 
 @SCENES.violate("wrong_executors")
 def death_before_the_handler_began_beside_a_kill_that_another_run_tells_of(story: Story) -> None:
-    task_id, run_id = begun(story)
-    other = story.publish("isolated", **OPTIONS)
-    other_run = story.claim(other, starts=False)
+    noted, other = begun(story), handed(story)
     kill(story)
-    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
-    story.finish(other, other_run, FAIL, note=None, reason=DIED)
-    retried(story, task_id)
-    retried(story, other)
+    died(story, noted, other)
 
 
 @SCENES.violate("wrong_executors")
 def death_before_the_handler_began_of_an_executor_killed_long_before(story: Story) -> None:
     kill(story)
     story.wait(1.5)
-    task_id = story.publish("isolated", **OPTIONS)
-    run_id = story.claim(task_id, starts=False)
-    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
-    retried(story, task_id)
+    died(story, handed(story))
 
 
 @SCENES.violate("wrong_executors")
 def death_before_the_handler_began_beside_one_that_came_after_its_end(story: Story) -> None:
-    other = story.publish("isolated", **OPTIONS)
-    other_run = story.claim(other, starts=False)
-    task_id, run_id = begun(story)
-    story.note("end", task_id, run_id, pid=EXECUTOR)
+    other, noted = handed(story), begun(story)
+    story.note("end", *noted, pid=EXECUTOR)
     kill(story)
-    story.finish(other, other_run, FAIL, note=None, reason=DIED)
-    story.finish(task_id, run_id, FAIL, note=None, reason=DIED)
-    retried(story, task_id)
-    retried(story, other)
+    died(story, other, noted)
 
 
 @SCENES.violate("wrong_executors")
@@ -287,14 +283,10 @@ def an_executor_is_killed_when_it_was_just_handed_a_run(story: Story) -> None:
 
 @SCENES.allow
 def two_executors_are_killed_when_each_was_just_handed_a_run(story: Story) -> None:
-    first, second = (story.publish("isolated", **OPTIONS) for _ in range(2))
-    first_run, second_run = (story.claim(task_id, starts=False) for task_id in (first, second))
+    first, second = handed(story), handed(story)
     kill(story)
     kill(story, EXECUTOR + 1)
-    story.finish(second, second_run, FAIL, note=None, reason=DIED)
-    story.finish(first, first_run, FAIL, note=None, reason=DIED)
-    retried(story, first)
-    retried(story, second)
+    died(story, second, first)
 
 
 @SCENES.allow

@@ -238,7 +238,7 @@ def test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill(
         worker.forget_queued()
         claimer: Any = worker.bench.worker.parts.claimer
         claimer.wake()  # as a hint does
-        await asyncio.sleep(0.1)
+        await until(lambda: not claimer._wake.is_set(), message="the claimer has checked the queue")
         assert not worker.is_refill_due  # it may not claim now
         claimer._is_backed_up = lambda: False
         claimer.wake()

@@ -147,12 +147,9 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
 
 
 def test_scan_behind_a_position_examines_only_what_it_brings(store: SyncStore) -> None:
-    added: list[NewTask] = []
     for number in range(200):
         task_id, option = task_id_of("work", f"{number}"), TaskOption(priority=number % 2).stored()
-        added.append(NewTask(task_id, "work", f"{number}", "default", None, option, None))
-    for task in added:
-        store.run(publishing.publish(task, Policy()))
+        store.run(publishing.publish(NewTask(task_id, "work", f"{number}", "default", None, option, None), Policy()))
     every = store.run(finding.scan(["default"], ["work"], "w1", 0, 1_000)).documents
     assert len(every) == 200
     position = finding.behind(every[29])
