@@ -30,6 +30,11 @@ _DOCUMENTS = "tests/integration/worker/test_documents.py"
 _TOGETHER = (
     "tests/integration/worker/discovery/test_inbox.py::test_tasks_of_a_scan_are_queued_together_as_each_is_alone"
 )
+_RANKED_ALIKE = (
+    "tests/integration/worker/discovery/test_inbox.py"
+    "::test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone"
+)
+_SHARES = "tests/integration/worker/discovery/test_shares.py"
 _ENDINGS = "tests/integration/worker/running/test_endings.py"
 _LEAKS = "tests/integration/worker/test_leaks.py"
 _REST = "tests/integration/worker/discovery/test_rest.py"
@@ -347,7 +352,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-not-begun-again",
         "What lies before the position of a share is left to the next scan of all.",
-        (Edit(_BATCHES, "found = await self._take_share(names, share, limit, None)", "pass"),),
+        (Edit(_BATCHES, "found = await self._take_share(names, share, ranks, limit, None)", "pass"),),
         (f"{_REFILLS}::test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough",),
     ),
     Mutation(
@@ -473,7 +478,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "types-of-simple-tasks-unseen",
         "A malformed document that looks like a simple task is run, or stops the worker, instead of being marked FAIL.",
-        (Edit(_CLAIMED, "if (*map(type, values),) != _TYPES:", "if len(values) != len(_TYPES):"),),
+        (Edit(_CLAIMED,
+              "        or not (type(created) is type(preempts) is type(claimed) is type(expires) is datetime)\n", ""),),
         (f"{_CLAIMED_TESTS}::test_no_value_of_any_field_is_taken_for_a_simple_task_that_is_none",),
     ),
     Mutation(
@@ -485,14 +491,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "run-of-another-taken",
         "A task that another run holds by now is run here, too, if it was read late.",
-        (Edit(_CLAIMED, "(own_id, holder, attempt, own_status) != (run_id, worker_id, 1, _RUNNING)",
-              "own_status != _RUNNING"),),
+        (Edit(_CLAIMED, "        or own_id != run_id\n        or holder != worker_id\n        or attempt != 1\n", ""),),
         (f"{_CLAIMED_TESTS}::test_what_a_worker_must_look_at_is_no_simple_task",),
     ),
     Mutation(
         "cancel-request-unseen",
         "A run whose task was canceled between its claim and the read goes on until its first ping.",
-        (Edit(_CLAIMED, "        or is_canceled\n", ""),),
+        (Edit(_CLAIMED, "        or is_canceled is not False\n", ""),),
         (f"{_CLAIMED_TESTS}::test_what_a_worker_must_look_at_is_no_simple_task",),
     ),
     Mutation(
@@ -558,8 +563,35 @@ WORKER_MUTATIONS = (
     Mutation(
         "alike-but-older",
         "A task like the one before it in a scan is queued although this worker knows something newer of it.",
-        (Edit(_INBOX, "if not self._is_older(task_id, sent):\n            name", "if True:\n            name"),),
+        (Edit(_INBOX, "if not self._ledger.is_beyond(task_id, sent):\n            name",
+              "if True:\n            name"),),
         (_TOGETHER,),
+    ),
+    Mutation(
+        "share-of-former-ranks",
+        "A share scan that was under way when a worker came queues the other's tasks as if they were its own.",
+        (Edit(_BATCHES, "are_in_share=share_of == self._ranks.version", "are_in_share=share_of is not None"),),
+        (f"{_SHARES}::test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew",),
+    ),
+    Mutation(
+        "all-of-a-share-first",
+        "Tasks of a name that others serve in other queues, which a share scan brings, count as this worker's own.",
+        (Edit("mtask/worker/discovery/ranks.py",
+              "0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)", "0"),),
+        (_RANKED_ALIKE,),
+    ),
+    Mutation(
+        "tried-before-but-first",
+        "A worker goes first for a task of its share that it has tried in vain.",
+        (Edit("mtask/worker/discovery/ranks.py",
+              "        if self._ledger.was_claimed(task_id):\n            return self._peers.last(name)\n", ""),),
+        (_RANKED_ALIKE,),
+    ),
+    Mutation(
+        "out-of-order-but-last",
+        "A task that must go before those that are ready goes behind them.",
+        (Edit("mtask/worker/state/ready.py", "if not row or row[-1] < item:", "if True:"),),
+        ("tests/unit/worker/state/test_ready.py::test_first_is_always_the_least_of_those_that_are_left",),
     ),
     Mutation(
         "alike-but-paused",
@@ -576,7 +608,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "alike-but-left-alone",
         "A task that this worker must leave alone for a while is queued, if one like it was queued before it.",
-        (Edit(_INBOX, " or self._quarantine.is_left_alone(task_id):\n            return", ":\n            return"),),
+        (Edit(_INBOX, " or task_id in left_alone:\n            return", ":\n            return"),),
         (_TOGETHER,),
     ),
     Mutation(

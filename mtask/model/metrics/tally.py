@@ -40,7 +40,7 @@ class Histogram:
 
     def observe(self, seconds: float) -> None:
         """Count a duration. Clocks of publishers may be fast, so a negative one counts as 0."""
-        length = max(0.0, seconds)
+        length = seconds if seconds > 0.0 else 0.0
         self.counts[bisect_left(BOUNDS, length)] += 1
         self.seconds += length
 

@@ -145,7 +145,7 @@ class Batches:
     async def scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
-        share, fraction = self._share(began)
+        (share, fraction), ranks = self._share(began), self._ranks.version
         if not share or began > self._all_at + MAX_ALL_PAUSE:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
@@ -153,10 +153,10 @@ class Batches:
         names = self._names
         with _at_most(_SHARE_TIMEOUT):
             position = self._position
-            found = await self._take_share(names, share, limit, position)
+            found = await self._take_share(names, share, ranks, limit, position)
             if position is not None and found.is_complete and not self.has_enough_own:
                 position = None  # the share goes on before the position, if at all
-                found = await self._take_share(names, share, limit, None)
+                found = await self._take_share(names, share, ranks, limit, None)
             has_seen_all = found.is_complete and position is None
             is_enough = self.has_enough_own
         if has_seen_all or not is_enough:
@@ -167,9 +167,12 @@ class Batches:
         return is_enough
 
     async def _take_share(
-        self, names: Sequence[str], share: list[Filter], limit: int, position: Filter | None
+        self, names: Sequence[str], share: list[Filter], ranks: int, limit: int, position: Filter | None
     ) -> finding.Scan:
-        """Scan for due tasks of the share behind this position, and note the position of the last one."""
+        """Scan for due tasks of the share behind this position, and note the position of the last one.
+
+        `ranks`: the version of the ranks that this share follows from.
+        """
         scan = finding.scan(
             self._controls.queues,
             names,
@@ -180,7 +183,7 @@ class Batches:
             timeout=_SHARE_TIMEOUT,
             position=position,
         )
-        found = await self._take(scan)
+        found = await self._take(scan, share_of=ranks)
         self._position = None if found.is_complete else finding.behind(found.documents[-1])
         return found
 
@@ -309,13 +312,14 @@ class Batches:
         given = (target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also)
         return await self._take(finding.scan_begun(*given) if begun_only else finding.scan(*given, timeout=timeout))
 
-    async def _take(self, scan: Operation[finding.Scan]) -> finding.Scan:
+    async def _take(self, scan: Operation[finding.Scan], *, share_of: int | None = None) -> finding.Scan:
+        """Run a scan, and queue what it finds. `share_of`: the version of the ranks whose share it looks for."""
         sent = monotonic()
         found = await self._store.run(scan)
         self.count += 1
         if found.server_time is not None:
             self._scope.clock.observe(found.server_time, sent, monotonic())
-        self._inbox.push_all_found(found.documents, sent)
+        self._inbox.push_all_found(found.documents, sent, are_in_share=share_of == self._ranks.version)
         return found
 
     def _not_left_alone(self) -> list[Filter]:

@@ -5,7 +5,7 @@ A hint may be late, doubled or wrong. The inbox does not decide whether a task m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -79,19 +79,24 @@ class Inbox:
         else:
             self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple, tenant=tenant)
 
-    def push_all_found(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
+    def push_all_found(
+        self, documents: Iterable[Mapping[str, Any]], sent: float, *, are_in_share: bool = False
+    ) -> None:
         """Queue the tasks that a scan found, unless this worker has newer information about them.
 
         Most tasks of a backlog are alike. This worker decides once a scan whether it queues the new tasks of a kind.
 
         `sent`: the time at which the scan was sent (monotonic seconds).
+        `are_in_share`: the scan was for this worker's share, and the share has not changed since.
         """
         #: The beginning that the ids of the queued tasks must have, by the kind of these tasks.
         beginnings: dict[_Kind, str] = {}
+        rank = self._ranks.rank_in_share if are_in_share else self._ranks.rank
+        left_alone = frozenset(self._quarantine.left_alone())
         for document in documents:
             try:
                 kind = _kind_of(document)
-                if not self._push_alike(document, kind, beginnings, sent):
+                if not self._push_alike(document, kind, beginnings, sent, left_alone, rank):
                     self._push_found(document, sent)
                     if self._is_taken(kind):
                         beginnings[kind] = f"{kind[0]}:"
@@ -101,15 +106,9 @@ class Inbox:
 
     def _push_found(self, document: Mapping[str, Any], sent: float) -> None:
         task_id = document["_id"]
-        if type(task_id) is str and self._is_older(task_id, sent):
+        if type(task_id) is str and self._ledger.is_beyond(task_id, sent):
             return
         self.push(task_id, document)
-
-    def _is_older(self, task_id: str, sent: float) -> bool:
-        """Whether this worker knows something newer about a task than a scan that was sent at `sent`."""
-        ledger = self._ledger
-        # A claim that is under way is newer than the scan.
-        return task_id in ledger.claiming or ledger.is_old_news(task_id, sent) or ledger.held_run(task_id) is not None
 
     def _is_taken(self, kind: _Kind) -> bool:
         """Whether this worker queues all tasks of this kind, and needs no other field of them."""
@@ -120,9 +119,18 @@ class Inbox:
         return name in self._names and queue in self._queues and not self._controls.is_paused(queue, name, tenant)
 
     def _push_alike(
-        self, document: Mapping[str, Any], kind: _Kind, beginnings: Mapping[_Kind, str], sent: float
+        self,
+        document: Mapping[str, Any],
+        kind: _Kind,
+        beginnings: Mapping[_Kind, str],
+        sent: float,
+        left_alone: Container[str],
+        rank: Callable[[str, str], int],
     ) -> bool:
-        """Do as `_push_found` does, if the task is well-formed and its kind has a beginning; else return False."""
+        """Do as `_push_found` does, if the task is well-formed and its kind has a beginning; else return False.
+
+        `left_alone`: the tasks that this worker must not try now. `rank` returns its rank for a task of some name.
+        """
         try:
             beginning = beginnings.get(kind)
         except TypeError:  # a field is a list, for example
@@ -133,13 +141,13 @@ class Inbox:
         # Scans read no `sealed`: their filter leaves out what this worker cannot decrypt.
         if type(task_id) is not str or type(moment) is not datetime or "sealed" in document:
             return False
-        if not task_id.startswith(beginning) or self._quarantine.is_left_alone(task_id):
+        if not task_id.startswith(beginning) or task_id in left_alone:
             return False
-        if not self._is_older(task_id, sent):
+        if not self._ledger.is_beyond(task_id, sent):
             name, queue, priority, tenant, _ = kind
             self._questions.due.discard(task_id)
-            due, rank = self._scope.clock.monotonic_of(moment), self._ranks.rank(task_id, name)
-            self._queue.push(task_id, name, priority, due, rank, queue=queue, tenant=tenant)
+            due = self._scope.clock.monotonic_of(moment)
+            self._queue.push(task_id, name, priority, due, rank(task_id, name), queue=queue, tenant=tenant)
         return True
 
     def push_changed(

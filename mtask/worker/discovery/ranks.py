@@ -24,6 +24,8 @@ class Ranks:
         self._names = scope.names
         self._queue = queue
         self._peers = Peers(scope.worker_id, scope.queues)
+        #: The number of times that the ranks were computed.
+        self.version = 0
         #: The shares of new tasks of which this worker must hear; None: of all tasks, as it is not one of a fleet.
         self.heard: Shares | None = None
 
@@ -32,6 +34,7 @@ class Ranks:
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
+        self.version += 1
         shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []
         self.heard = shares if any("0" in buckets for _, buckets in shares) else None
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
@@ -42,6 +45,13 @@ class Ranks:
         # worker ranks last. If only the task's id decided, the task might come back to this worker until no try is
         # left.
         return self._peers.last(name) if self._ledger.was_claimed(task_id) else self._peers.rank(task_id, name)
+
+    def rank_in_share(self, task_id: str, name: str) -> int:
+        """Return the same as `rank` for a task that is in this worker's share."""
+        if self._ledger.was_claimed(task_id):
+            return self._peers.last(name)
+        # To find the bucket of a task takes longer than all else that is done for a task of a scan.
+        return 0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)
 
     def has_others(self, names: Iterable[str]) -> bool:
         """Whether other live workers share the tasks of these names with this worker."""

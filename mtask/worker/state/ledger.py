@@ -100,3 +100,12 @@ class Ledger:
         `sent`: the time at which the read was sent (monotonic seconds).
         """
         return self._claimed.get(task_id, 0.0) > sent or self._heard.get(task_id, 0.0) > sent
+
+    def is_beyond(self, task_id: str, sent: float) -> bool:
+        """Whether a read that was sent at `sent` says nothing new about a task: it is old news, or claimed here."""
+        return (
+            task_id in self.claiming  # a claim that is under way is newer than the read
+            or task_id in self._held
+            or self._claimed.get(task_id, 0.0) > sent
+            or self._heard.get(task_id, 0.0) > sent
+        )

@@ -100,6 +100,10 @@ class Peers:
         others = len(self._others.get(name, ()))
         return others and max(others, _BEHIND)
 
+    def is_divided(self, name: str) -> bool:
+        """Whether a share of the tasks of this name is the tasks for which this worker ranks first, and no others."""
+        return name not in self._unshared
+
     def has_others(self, names: Iterable[str]) -> bool:
         """Whether another live worker serves one of these names."""
         return any(self._others.get(name) for name in names)

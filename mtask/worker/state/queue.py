@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Protocol
 
+from mtask.worker.state.ready import Ready
 from mtask.worker.state.turns import Lane, Turns, in_equal_parts
 
 #: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
@@ -27,14 +28,10 @@ _LESS_PREFERRED = 1.5
 #: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
 _SAME_TIME = 0.002
-#: If the heaps hold more items than twice the number of tasks plus this number, dropped items are removed from the
-#: heaps.
+#: If more items are here than twice the number of tasks plus this number, dropped items are removed.
 _MAX_DROPPED = 1_000
 #: The items are counted after each such number of pushes.
 _COUNTED = 64
-
-
-_Ready = list[tuple[tuple[int, bool, float], int, "Entry"]]
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class Entry:
     queue: str | None = None  #: None: unknown
     tenant: str | None = None  #: None: of no tenant, or unknown
     lane: Lane | None = None  #: the queue and the tenant, if the queue has fair turns
-    kind: int = 0  #: the number of its heap, and of the count, once it is ready
+    kind: int = 0  #: the number of its place in `_ready`, and of the count, once it is ready
     is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
 
@@ -76,8 +73,8 @@ class Entry:
         return (-self.priority, not self.is_begun, self.due + later)
 
 
-#: A source of ready tasks: a heap, or the tenants that take turns.
-_Source = _Ready | Turns[Entry]
+#: A source of ready tasks: those of one kind, or the tenants that take turns.
+_Source = Ready[Entry] | Turns[Entry]
 
 
 class IsolatedRoom(Protocol):
@@ -131,9 +128,9 @@ class PreemptionQueue:
         self._waiting: list[tuple[float, int, Entry]] = []
         self._isolated = isolated
         self._room = 0
-        #: Two heaps: the ready tasks for which this worker ranks first, and all other ready tasks. Two more such heaps
-        #: follow if the app has isolated handlers, for their tasks. `take` returns tasks from only one heap.
-        self._ready: tuple[_Ready, ...] = ([], []) if isolated is None else ([], [], [], [])
+        #: The ready tasks for which this worker ranks first, and all other ready tasks. If the app has isolated
+        #: handlers, their tasks follow, in the same two kinds. `take` returns tasks of only one kind.
+        self._ready: tuple[Ready[Entry], ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
         #: The ready tasks of queues with fair turns; and apart from them, those of isolated handlers.
         self._turns: tuple[Turns[Entry], ...] = tuple(Turns(PREFERENCE) for _ in self._ready[::2])
         #: The number of ready tasks in `_turns`. While it is 0, turns cost nothing.
@@ -196,7 +193,9 @@ class PreemptionQueue:
             if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
-        kind = (rank > 0) + 2 * self.is_isolated(name)
+        kind = 1 if rank > 0 else 0
+        if self._isolated is not None and self._isolated.isolates(name):
+            kind += 2
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
         self._entries[task_id] = entry
         self._sequence += 1
@@ -243,13 +242,13 @@ class PreemptionQueue:
         By the time this worker gets to them, most have been claimed. A scan of all tasks finds the others again.
         `with_isolated`: also those of isolated handlers.
         """
-        heaps = self._ready if with_isolated else self._ready[:2]
-        for own, others in zip(heaps[::2], heaps[1::2], strict=True):
-            head = _head(own)
+        kinds = self._ready if with_isolated else self._ready[:2]
+        for own, others in zip(kinds[::2], kinds[1::2], strict=True):
+            head = own.first()
             if head is None:
                 continue
             for order, _, entry in others:
-                if not entry.is_dropped and not entry.is_begun and order > head.order:
+                if not entry.is_begun and order > head[0]:
                     self._forget(entry)
         self._clear_dropped()
 
@@ -263,9 +262,9 @@ class PreemptionQueue:
         """
         self._promote(now)
         self._look_at_room()
-        heap, *others = self._by_head()
-        first = self._peek(heap)
-        rival = min(filter(None, map(self._peek, others)), key=_order, default=None)
+        source, *others = self._by_head()
+        first = source.head(now)
+        rival = min(filter(None, (other.head(now) for other in others)), key=_order, default=None)
         if first is not None and self.is_isolated(first.name):
             limit = min(limit, self._room)
         taken: list[Entry] = []
@@ -273,17 +272,14 @@ class PreemptionQueue:
             return taken
         is_limited, kind = self._is_limited(first), (first.is_begun, first.rank > 0)
         while len(taken) < limit:
-            entry = self._peek(heap)
+            entry = source.head(now)
             if entry is None or (entry.is_begun, entry.rank > 0) != kind:
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
                 break
             if self._is_limited(entry) != is_limited:
                 break
-            if isinstance(heap, Turns):
-                heap.pop(entry)
-            else:
-                heapq.heappop(heap)
+            source.pop(entry)
             self._forget(entry)
             taken.append(entry)
         return taken
@@ -374,18 +370,14 @@ class PreemptionQueue:
             self._turn_cnt += 1
             self._turns[kind // 2].push(entry, sequence)
         else:
-            heapq.heappush(self._ready[kind], (entry.order, sequence, entry))
-
-    def _peek(self, source: _Source) -> Entry | None:
-        """Return the first task of a source, or None."""
-        return source.head(self._now) if isinstance(source, Turns) else _head(source)
+            self._ready[kind].push(entry, sequence)
 
     def _first(self) -> Entry | None:
         """Return the ready task that `take` would return first, or None."""
-        return self._peek(self._by_head()[0])
+        return self._by_head()[0].head(self._now)
 
     def _by_head(self) -> Sequence[_Source]:
-        """Return the sources of ready tasks: the heaps, and the turns if any. The one with the next task comes first.
+        """Return the sources of ready tasks: each kind, and the turns if any. The one with the next task comes first.
 
         The tasks of isolated handlers are left out while there is no room for them.
         """
@@ -393,14 +385,15 @@ class PreemptionQueue:
         if self._turn_cnt:
             return self._with_turns()
         if self._room > 0:
-            return sorted(self._ready, key=lambda heap: (0, heap[0]) if _head(heap) is not None else (1,))
-        is_rest_first = _head(rest) is not None and (_head(own) is None or rest[0] < own[0])
+            return sorted(self._ready, key=lambda ready: (0, item) if (item := ready.first()) is not None else (1,))
+        first_own, first_rest = own.first(), rest.first()
+        is_rest_first = first_rest is not None and (first_own is None or first_rest < first_own)
         return (rest, own) if is_rest_first else (own, rest)
 
     def _with_turns(self) -> Sequence[_Source]:
         count = len(self._ready) if self._room > 0 else 2
         sources: list[_Source] = [*self._ready[:count], *self._turns[: count // 2]]
-        heads = [self._peek(source) for source in sources]
+        heads = [source.head(self._now) for source in sources]
         ranked = sorted(
             range(len(sources)), key=lambda index: (0, head.order) if (head := heads[index]) is not None else (1,)
         )
@@ -415,7 +408,7 @@ class PreemptionQueue:
     def _has_isolated(self) -> bool:
         """Whether tasks of isolated handlers are ready."""
         sources: list[_Source] = [*self._ready[2:], *self._turns[1:]]
-        return any(self._peek(source) is not None for source in sources)
+        return any(source.head(self._now) is not None for source in sources)
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
@@ -427,7 +420,7 @@ class PreemptionQueue:
     def _shrink(self) -> None:
         self._promote(self._clock())
         # Ready tasks are kept first, in their order. After them, the tasks that become due soonest are kept.
-        ready = [item[2] for item in sorted(chain(*self._ready)) if not item[2].is_dropped]
+        ready = [item[2] for item in sorted(chain(*self._ready))]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
         turning = self._in_turns(entry for entry in waiting if entry.lane is not None)
         plain = [*ready, *(entry for entry in waiting if entry.lane is None)]
@@ -463,19 +456,11 @@ class PreemptionQueue:
     def _clear_dropped(self) -> None:
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
         heapq.heapify(self._waiting)
-        for heap in self._ready:
-            heap[:] = [item for item in heap if not item[2].is_dropped]
-            heapq.heapify(heap)
+        for ready in self._ready:
+            ready.clear_dropped()
         for turns in self._turns:
             turns.clear_dropped()
 
 
 def _order(entry: Entry) -> tuple[int, bool, float]:
     return entry.order
-
-
-def _head(heap: _Ready) -> Entry | None:
-    """Return the first task of a heap, or None. Dropped items before it are removed."""
-    while heap and heap[0][2].is_dropped:
-        heapq.heappop(heap)
-    return heap[0][2] if heap else None

@@ -173,3 +173,35 @@ def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
             ledger.claiming.clear()
 
     asyncio.run(scenario())
+
+
+def test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone(
+    mongo_uri: str, database_name: str, mongo: Mongo, app: App
+) -> None:
+    def other(worker_id: str, names: list[str], queue: str) -> Document:
+        return {"_id": worker_id, "names": names, "queues": [queue], "concurrency": 1, "appeal_cnt": 0}
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            parts = bench.worker.parts
+            # `other` is served in other queues, too: its tasks cannot be divided, so a share holds all of them.
+            parts.ranks._peers.update([other("w2", ["noop"], "default"), other("w3", ["other"], "elsewhere")])
+            ledger, sent = parts.scope.ledger, monotonic()
+            drawn = [hint(f"{number}", name=name) for name in ("noop", "other") for number in range(50)]
+            share = [task for task in drawn if task["name"] == "other" or not parts.ranks.rank(task["_id"], "noop")]
+            ledger.claimed(share[0]["_id"], sent - 1)
+
+            def alone(documents: list[Document]) -> None:
+                for document in documents:
+                    parts.inbox._push_found(document, sent)
+
+            def together(documents: list[Document]) -> None:
+                parts.inbox.push_all_found(documents, sent, are_in_share=True)
+
+            expected = outcome(parts.inbox, alone, share)
+            assert {entry[_OF_ENTRY.index("rank")] for entry in expected["queued"].values()} == {0, 1, 3}
+            assert outcome(parts.inbox, together, share) == expected
+            # The first of a name is queued as if it were alone.
+            assert outcome(parts.inbox, together, [*share[1:], share[0]]) == outcome(parts.inbox, alone, share)
+
+    asyncio.run(scenario())

@@ -146,6 +146,39 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
     assert scans.further_cnt > 0
 
 
+def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans_module, "HORIZON", timedelta(minutes=5))  # no scan of the worker's own comes between
+    app = App()
+    app.task(name="work")(lambda: None)
+    others = [{"_id": "w2", "names": ["work"], "queues": ["default"], "concurrency": 1, "appeal_cnt": 0}]
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            parts = bench.worker.parts
+            ranks, queue = parts.ranks, parts.queue
+
+            async def ranks_of_found(version: int) -> set[int]:
+                """Scan as for a share of the ranks of this version. The first task of a scan is ranked apart."""
+                for task_id, _ in queue.names():
+                    queue.discard(task_id)
+                scan = finding.scan(["default"], ["work"], "w1", 0, 40)
+                found = await parts.scans._batches._take(scan, share_of=version)
+                return {queue._entries[document["_id"]].rank for document in found.documents[1:]}
+
+            with bench.backed_up():
+                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(40)])
+                await until(lambda: len(queue) == 40, message="the stream has told of all")
+                version = ranks.version
+                await ranks.take(others)
+                assert await ranks_of_found(version) == {0, 1}
+                assert await ranks_of_found(ranks.version) == {0}  # as if all of them were in its share
+                queue.rerank((task_id, ranks.rank(task_id, name)) for task_id, name in queue.names())
+
+    asyncio.run(scenario())
+
+
 def test_scan_behind_a_position_examines_only_what_it_brings(store: SyncStore) -> None:
     for number in range(200):
         task_id, option = task_id_of("work", f"{number}"), TaskOption(priority=number % 2).stored()

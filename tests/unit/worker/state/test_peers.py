@@ -185,6 +185,7 @@ def test_names_that_others_serve_in_other_queues_are_not_shared() -> None:
     }
     assert peers.shares(["mail", "import"]) == []
     assert {peers.rank(task_id, "mail") for task_id in IDS} == {0, 1, 2}
+    assert [name for name in ("work", "mail", "import", "unknown") if peers.is_divided(name)] == ["work", "unknown"]
 
 
 def test_worker_that_comes_and_goes_changes_the_ranks() -> None:
