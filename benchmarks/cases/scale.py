@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.measuring.bare import drain_apart
 from benchmarks.measuring.counters import Cost, cost_figures, cpu_parts
-from benchmarks.measuring.draining import Drained, drain_raw, drain_together, insert_backlog
+from benchmarks.measuring.draining import Drained, drain_together, insert_backlog
 from benchmarks.measuring.server import Server
 from benchmarks.options import Options
-from benchmarks.report.figures import RAW, Figure, Result, Target, figure, turns
+from benchmarks.report.figures import Figure, Result, Target, compared, figure, turns
 
 TASKS = 20_000
 WORKERS = (1, 2, 4)
@@ -14,38 +17,46 @@ _MOST_LOST = Target.at_most(5.0, "value", "%")
 
 
 def measure(server: Server, options: Options) -> Result:
-    """Drain equal backlogs by the raw loop in one process, and by one, two and four workers, in turn."""
+    """Drain equal backlogs by one, two and four workers, and by the raw loop in as many processes, in turn."""
     count = options.tasks_or(TASKS)
     sizes = [n for n in WORKERS if options.workers is None or n <= options.workers]
-    raw: list[Cost] = []
+    raw: dict[int, list[Cost]] = {processes: [] for processes in sizes}
     drained: dict[int, list[Drained]] = {workers: [] for workers in sizes}
+    sides = [(n, is_raw) for n in sizes for is_raw in (True, False)]
     for run in range(options.runs):
-        for workers in turns([0, *sizes], run):
-            server.say(f"scale: run {run + 1} of {options.runs}, {_named(workers)}")
+        for n, is_raw in turns(sides, run):
+            server.say(f"scale: run {run + 1} of {options.runs}, {_raw(n) if is_raw else _named(n)}")
             with server.scratch() as scratch:
-                if workers == 0:
-                    raw.append(drain_raw(server, scratch, insert_backlog(scratch, "noop", count)))
+                if is_raw:
+                    raw[n].append(drain_apart(server, scratch, insert_backlog(scratch, "noop", count), n))
                 else:
-                    drained[workers].append(drain_together(server, scratch, "noop", count, workers))
-    figures = [f for workers, found in drained.items() for f in _figures(workers, found, raw)]
-    by_size = {_named(workers): [d.cost for d in found] for workers, found in drained.items()}
+                    drained[n].append(drain_together(server, scratch, "noop", count, n))
+    costs = {n: [found.cost for found in drained[n]] for n in sizes}
+    figures = [f for n in sizes for f in _figures(n, drained[n], raw[n])]
+    figures += [f for n in sizes[1:] for f in (_of_one(_named, n, costs), _of_one(_raw, n, raw))]
+    by_side = {_raw(n): raw[n] for n in sizes} | {_named(n): costs[n] for n in sizes}
     return Result(
         "scale",
         f"{', '.join(map(str, sizes))} worker processes, {count:,} tasks that come due at one instant",
         figures,
         {"tasks": count, "workers": sizes, "runs": options.runs},
-        cpu={side: cpu_parts(costs) for side, costs in {RAW: raw, **by_size}.items()},
-        notes=["Raw is the loop of `drain` in one process, which has the backlog to itself."],
+        cpu={side: cpu_parts(found) for side, found in by_side.items()},
+        notes=[
+            "Raw is the loop of `drain` in as many processes. Each has its part of the backlog to itself: the tasks of "
+            "some buckets, as workers have them."
+        ],
     )
 
 
 def _named(workers: int) -> str:
-    if workers == 0:
-        return RAW
     return "1 worker" if workers == 1 else f"{workers} workers"
 
 
-def _figures(workers: int, drained: list[Drained], raw: list[Cost]) -> list[Figure]:
+def _raw(processes: int) -> str:
+    return "raw, 1 process" if processes == 1 else f"raw, {processes} processes"
+
+
+def _figures(workers: int, drained: Sequence[Drained], raw: Sequence[Cost]) -> list[Figure]:
     name = _named(workers)
     lost = [100 * found.claims.lost / max(1, found.claims.won) for found in drained]
     busy = [found.cost.server.cpu / found.cost.seconds for found in drained]
@@ -54,3 +65,9 @@ def _figures(workers: int, drained: list[Drained], raw: list[Cost]) -> list[Figu
         figure(f"{name}: claims lost to others, of those won", "%", lost, _MOST_LOST),
         figure(f"{name}: cores that the server keeps busy", "", busy),
     ]
+
+
+def _of_one(named: Callable[[int], str], count: int, costs: Mapping[int, Sequence[Cost]]) -> Figure:
+    """Compare the throughput of several with that of one, run by run."""
+    rates, rates_of_one = ([cost.rate for cost in costs[n]] for n in (count, 1))
+    return compared(f"{named(count)}, to one", "tasks/s", rates, rates_of_one, against_name=named(1))

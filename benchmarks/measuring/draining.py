@@ -101,7 +101,7 @@ def drain_raw(
             gc.freeze()
             with beside(), server.metered() as meter:
                 await raw.drain(tasks, backlog.ids, returned, statements)
-        return _cost(scratch, backlog, meter)
+        return cost_of(scratch, backlog, meter)
 
     return asyncio.run(go())
 
@@ -120,7 +120,7 @@ def drain_with(
         with beside(), server.metered(fleet.pids) as meter:
             fleet.release()
             _wait_drained(scratch, fleet, meter, len(backlog.ids))
-        return Drained(_cost(scratch, backlog, meter), fleet.claims() - before)
+        return Drained(cost_of(scratch, backlog, meter), fleet.claims() - before)
 
 
 def drain_warm(
@@ -137,7 +137,7 @@ def drain_warm(
             fleet.release()
             _wait_drained(scratch, fleet, meter, count)
             after = cpu_of(children)
-        return Warm(_cost(scratch, backlog, meter), after - before)
+        return Warm(cost_of(scratch, backlog, meter), after - before)
 
 
 def start_executors(scratch: Scratch, executors: int) -> None:
@@ -167,7 +167,7 @@ def drain_together(
         with server.metered(fleet.pids) as meter:
             time.sleep(_LEAD)
             _wait_drained(scratch, fleet, meter, count)
-        return Drained(_cost(scratch, backlog, meter), fleet.claims() - before)
+        return Drained(cost_of(scratch, backlog, meter), fleet.claims() - before)
 
 
 def _wait_drained(scratch: Scratch, fleet: Fleet, meter: Meter, count: int) -> None:
@@ -179,7 +179,7 @@ def _wait_drained(scratch: Scratch, fleet: Fleet, meter: Meter, count: int) -> N
         time.sleep(CHECK_INTERVAL)
 
 
-def _cost(scratch: Scratch, backlog: Backlog, meter: Meter) -> Cost:
+def cost_of(scratch: Scratch, backlog: Backlog, meter: Meter) -> Cost:
     """Return the cost of the drain; raise NotMeasured unless every task has succeeded."""
     span = scratch.span(backlog.name, backlog.label)
     if span.succeeded != len(backlog.ids):

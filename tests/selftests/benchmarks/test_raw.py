@@ -12,6 +12,7 @@ from benchmarks.cases.payload import text_of
 from benchmarks.measuring import raw
 from benchmarks.measuring.app import Starts, app, first_starts, starts_in
 from benchmarks.measuring.arrivals import latencies
+from benchmarks.measuring.bare import parts_of
 from benchmarks.measuring.fleet import Claims
 from benchmarks.measuring.server import ids_under
 from mtask.model.documents import StoredTask
@@ -88,3 +89,10 @@ def test_payload_has_its_size_and_differs_from_task_to_task() -> None:
     assert len(text_of(1, 10_241)) == 10_241
     assert text_of(1, 64) == text_of(1, 64)
     assert text_of(1, 64) != text_of(2, 64)
+
+
+def test_processes_of_the_bare_loop_have_each_task_once_in_parts_of_about_one_size() -> None:
+    ids = [f"noop:run/{number:07}" for number in range(4_000)]
+    parts = parts_of(ids, 4)
+    assert sorted(task_id for part in parts for task_id in part) == ids
+    assert all(800 < len(part) < 1_200 for part in parts)
