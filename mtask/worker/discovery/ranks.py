@@ -50,7 +50,7 @@ class Ranks:
         """Return the same as `rank` for a task that is in this worker's share."""
         if self._ledger.was_claimed(task_id):
             return self._peers.last(name)
-        # To find the bucket of a task takes longer than all else that is done for a task of a scan.
+        # To find the bucket takes a third of all that is done for a task of a scan.
         return 0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)
 
     def has_others(self, names: Iterable[str]) -> bool:
