@@ -6,7 +6,6 @@ Run as a module, this is one of these processes: it reads the ids, and says when
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import subprocess
 import sys
@@ -14,13 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from pymongo import AsyncMongoClient
-
 from benchmarks.measuring import raw
 from benchmarks.measuring.counters import Cost
-from benchmarks.measuring.draining import Backlog, cost_of
+from benchmarks.measuring.draining import Backlog, bare_tasks, cost_of
 from benchmarks.measuring.fleet import ROOT
-from benchmarks.measuring.server import GUARANTEES, NotMeasured, Scratch, Server
+from benchmarks.measuring.server import NotMeasured, Scratch, Server
 from mtask.model.buckets import bucket_of
 
 _READY, _GO, _DONE = "ready", "go", "done"
@@ -77,11 +74,7 @@ def _await(process: subprocess.Popen[str], word: str) -> None:
 
 async def _live(uri: str, database: str, lines: IO[str]) -> None:
     ids: list[str] = json.loads(lines.readline())
-    async with AsyncMongoClient[dict[str, Any]](uri, tz_aware=True) as client:
-        tasks = client[database].get_collection("tasks", **GUARANTEES)
-        await asyncio.gather(*(client.admin.command("ping") for _ in range(raw.IN_FLIGHT)))
-        gc.collect()
-        gc.freeze()
+    async with bare_tasks(uri, database) as tasks:
         print(_READY, flush=True)
         if lines.readline().strip() == _GO:
             await raw.drain(tasks, ids)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -83,6 +83,16 @@ def insert_backlog(
     return Backlog(name, label, ids)
 
 
+@asynccontextmanager
+async def bare_tasks(uri: str, database: str) -> AsyncIterator[raw.AsyncTasks]:
+    """Return the collection for the bare loop, in a process that is ready: connected, and without garbage."""
+    async with AsyncMongoClient[Document](uri, tz_aware=True) as client:
+        await asyncio.gather(*(client.admin.command("ping") for _ in range(raw.IN_FLIGHT)))
+        gc.collect()
+        gc.freeze()
+        yield client[database].get_collection("tasks", **GUARANTEES)
+
+
 def drain_raw(
     server: Server,
     scratch: Scratch,
@@ -94,11 +104,7 @@ def drain_raw(
     """Drain it by the bare loop, within the context that `beside` opens."""
 
     async def go() -> Cost:
-        async with AsyncMongoClient[Document](scratch.uri, tz_aware=True) as client:
-            tasks = client[scratch.name].get_collection("tasks", **GUARANTEES)
-            await asyncio.gather(*(client.admin.command("ping") for _ in range(raw.IN_FLIGHT)))
-            gc.collect()
-            gc.freeze()
+        async with bare_tasks(scratch.uri, scratch.name) as tasks:
             with beside(), server.metered() as meter:
                 await raw.drain(tasks, backlog.ids, returned, statements)
         return cost_of(scratch, backlog, meter)

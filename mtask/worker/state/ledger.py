@@ -103,9 +103,5 @@ class Ledger:
 
     def is_beyond(self, task_id: str, sent: float) -> bool:
         """Whether a read that was sent at `sent` says nothing new about a task: it is old news, or claimed here."""
-        return (
-            task_id in self.claiming  # a claim that is under way is newer than the read
-            or task_id in self._held
-            or self._claimed.get(task_id, 0.0) > sent
-            or self._heard.get(task_id, 0.0) > sent
-        )
+        # A claim that is under way is newer than the read.
+        return task_id in self.claiming or task_id in self._held or self.is_old_news(task_id, sent)

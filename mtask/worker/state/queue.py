@@ -193,9 +193,7 @@ class PreemptionQueue:
             if is_same and abs(old.due - due) < _SAME_TIME:
                 return
             self._forget(old)
-        kind = 1 if rank > 0 else 0
-        if self._isolated is not None and self._isolated.isolates(name):
-            kind += 2
+        kind = (rank > 0) + 2 * self.is_isolated(name)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
         self._entries[task_id] = entry
         self._sequence += 1

@@ -174,7 +174,6 @@ def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
                 await ranks.take(others)
                 assert await ranks_of_found(version) == {0, 1}
                 assert await ranks_of_found(ranks.version) == {0}  # as if all of them were in its share
-                queue.rerank((task_id, ranks.rank(task_id, name)) for task_id, name in queue.names())
 
     asyncio.run(scenario())
 
