@@ -136,18 +136,24 @@ def with_runs(task_ids: Sequence[str], run_ids: Sequence[str]) -> Filter:
 
 
 def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horizon_ms: int) -> Filter:
-    """Match the tasks that this worker could take within the horizon. This is the filter of the batch query."""
+    """Match the tasks that this worker could take within the horizon. This is the filter of the batch query.
+
+    If `horizon_ms` is 0, malformed tasks that lack the queue, the name or the option do not match. To look for them,
+    the server passes each key that claims have lately removed at the head of the backlog, again for each combination of
+    absent fields. That would be most of the work of a scan.
+    """
     mine = {"worker_id": worker_id, "status": {"$in": [RunStatus.RUNNING.value, RunStatus.SUCCESS.value]}}
     until = x.add_ms(x.NOW, horizon_ms)
     me = x.literal(worker_id)
     is_mine_to_take = {"$and": [rules.is_candidate(me, until), {"$lte": [rules.ready_time(me), until]}]}
+    # None matches a malformed task that lacks the field. Some worker must find such a task.
+    absent = [None] if horizon_ms else []
     return {
-        # None matches a malformed task that lacks this field. Some worker must find such a task.
-        "queue": {"$in": [*queues, None]},
-        "task_option.specific_worker_ids": {"$in": [[], None, worker_id]},
+        "queue": {"$in": [*queues, *absent]},
+        "task_option.specific_worker_ids": {"$in": [[], *absent, worker_id]},
         NEXT: {"$exists": True},
         "$expr": {"$lte": [f"${NEXT}", until]},
-        "name": {"$in": [*names, None]},
+        "name": {"$in": [*names, *absent]},
         "$or": [
             {RUNS: {"$not": {"$elemMatch": mine}}, "task_option.retry_scope": {"$ne": "worker"}},
             # This branch finds the other tasks. A worker may also take a task in which it has a lapsed run, or a
