@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -124,6 +124,32 @@ def test_the_batch_query_examines_hardly_more_than_it_returns(store: SyncStore, 
     # Beside what it returns: a few seeks for each priority, queue and kind of specific_worker_ids.
     assert statistics["totalKeysExamined"] <= 2 * statistics["nReturned"] + 40 * 3 * len(queues)
     assert not is_sorted_in_memory(statistics["executionStages"])
+
+
+def ranges_of(store: SyncStore, horizon_ms: int) -> tuple[set[str], int]:
+    """Return the ranges of the queue that a scan reads in the index, and the number of index scans in its plan."""
+    sort = {"task_option.priority": -1, "task_state.next_preempt_time": 1}
+    matched = filters.claimable(QUEUES[:1], NAMES, WORKER, horizon_ms)
+    find = {"find": "tasks", "filter": matched, "sort": sort, "hint": DISCOVERY_INDEX}
+    found = store.database.command("explain", find)
+    bounds = list(_bounds_in(found["queryPlanner"]["winningPlan"]))
+    return {interval for each in bounds for interval in each["queue"]}, len(bounds)
+
+
+def _bounds_in(stage: Mapping[str, Any]) -> Iterator[Document]:
+    if "indexBounds" in stage:
+        yield stage["indexBounds"]
+    for each in [stage["inputStage"]] if "inputStage" in stage else stage.get("inputStages", []):
+        yield from _bounds_in(each)
+
+
+def test_only_a_scan_of_the_horizon_looks_for_absent_fields(store: SyncStore) -> None:
+    # The server passes the keys that claims have removed once for each range before the first waiting task.
+    ranges, scan_cnt = ranges_of(store, 0)
+    assert ranges == {'["mail", "mail"]'}
+    assert scan_cnt == 3  # for [], which is a key of its own and an array within an array, and for this worker
+    ranges, scan_cnt = ranges_of(store, HORIZON_MS)
+    assert ranges >= {'["mail", "mail"]', "[null, null]"}
 
 
 def test_the_batch_query_returns_what_is_due_for_this_worker_highest_priority_first(store: SyncStore) -> None:

@@ -47,6 +47,10 @@ _LOOKS = "mtask/worker/discovery/looks.py"
 _GIVING_WAY = "tests/integration/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
 
+_MANY_QUEUES = (
+    "tests/integration/worker/discovery/test_shares.py::"
+    "test_scan_of_many_queues_is_in_order_and_sorts_nothing_on_the_server"
+)
 _REFILLS = "tests/integration/worker/discovery/test_refills.py"
 _LOOK_AT_ALL = f"{_REFILLS}::test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first"
 _SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # Changes", "        # Changes")
@@ -89,6 +93,37 @@ WORKER_MUTATIONS = (
         (Edit("mtask/store/tasks/finding.py", "        del by_order[0]\n", ""),),
         ("tests/integration/worker/discovery/test_shares.py::"
          "test_scan_behind_a_position_examines_only_what_it_brings",),
+    ),
+    Mutation(
+        "absent-fields-in-each-scan",
+        "Each scan for due tasks looks for absent fields, and passes the keys that claims have removed for each of them.",
+        (Edit("mtask/store/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = [None]"),),
+        ("tests/acceptance/test_14_batch_query.py::test_only_a_scan_of_the_horizon_looks_for_absent_fields",),
+    ),
+    Mutation(
+        "absent-fields-in-no-scan",
+        "No scan finds a malformed task that lacks its queue.",
+        (Edit("mtask/store/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = []"),),
+        ("tests/integration/store/tasks/test_malformed.py::"
+         "test_a_scan_of_what_is_due_finds_it_unless_fields_are_absent",),
+    ),
+    Mutation(
+        "many-queues-in-one-query",
+        "A worker with many queues has the server read all of their waiting tasks at each scan.",
+        (Edit("mtask/store/tasks/finding.py", "_MOST_QUEUES = 40", "_MOST_QUEUES = 4_000"),),
+        (_MANY_QUEUES,),
+    ),
+    Mutation(
+        "many-queues-not-in-order",
+        "A worker with many queues takes the tasks of the first queues before more urgent ones.",
+        (Edit("mtask/store/tasks/finding.py", "key=_order)", "key=lambda _: 0)"),),
+        (_MANY_QUEUES,),
+    ),
+    Mutation(
+        "many-queues-cut-unnoticed",
+        "A worker with many queues takes a scan that was cut for one that found all.",
+        (Edit("mtask/store/tasks/finding.py", "len(found) <= limit and all(", "all("),),
+        (_MANY_QUEUES,),
     ),
     Mutation(
         "refill-unheard",

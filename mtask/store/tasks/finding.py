@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from mtask.model.status import TaskStatus
@@ -65,6 +66,12 @@ SCAN_VIEW: Mapping[str, Any] = {
 _TIMELESS_VIEW: Mapping[str, Any] = {field: wanted for field, wanted in SCAN_VIEW.items() if field != "now"}
 
 
+#: The most queues of one query of `scan`. The server merges the ranges of an index in the order of the sort only if
+#: there are 200 of them at most, and a queue has up to four. Else it reads all waiting tasks of the queues, and sorts
+#: them.
+_MOST_QUEUES = 40
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The result of one batch query. Dates in it have no time zone. They are in UTC."""
@@ -95,17 +102,48 @@ def scan(
     `left_out` holds limit_keys to exclude. `also` holds further guards. If `timeout` is None, the usual limit of an
     operation applies. If `horizon_ms` is 0, all found tasks are due, and the scan does not ask for the server's time.
     `position`: the result of `behind`. Only the tasks behind it are returned.
+
+    There is one query for each 40 queues. With several, a malformed task without a queue may be returned several times.
     """
     by_order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
-    claimable = filters.claimable(queues, names, worker_id, horizon_ms) | filters.without_keys(left_out)
     if position is not None:
         # The tasks are of one priority. The server reads them in the order of the index only if the sort leaves the
         # priority out. Otherwise it reads all of them, and then sorts.
         del by_order[0]
         also = [*also, position]
-    claimable = filters.with_guards(claimable, also)
     view = SCAN_VIEW if horizon_ms else _TIMELESS_VIEW
-    return (yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout, view))
+    parts: list[Scan] = []
+    for first in range(0, max(1, len(queues)), _MOST_QUEUES):  # without queues, for malformed tasks that have none
+        claimable = filters.claimable(queues[first : first + _MOST_QUEUES], names, worker_id, horizon_ms)
+        claimable = filters.with_guards(claimable | filters.without_keys(left_out), also)
+        parts.append((yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout, view)))
+    return parts[0] if len(parts) == 1 else _merged(parts, limit)
+
+
+def _merged(parts: Sequence[Scan], limit: int) -> Scan:
+    """Return the first tasks of several scans."""
+    found = sorted(chain.from_iterable(part.documents for part in parts), key=_order)
+    times = [part.server_time for part in parts if part.server_time is not None]
+    now = max(times, default=None)
+    is_complete = len(found) <= limit and all(part.is_complete for part in parts)
+    del found[limit:]
+    return Scan(found, now, is_complete, now is not None and any(_is_future(document, now) for document in found))
+
+
+def _order(document: Mapping[str, Any]) -> tuple[bool, tuple[int, datetime] | None]:
+    """Return the sort key of a found task. Malformed ones come last."""
+    place = _place_of(document)
+    return (True, None) if place is None else (False, (-place[0], place[1]))
+
+
+def _place_of(document: Mapping[str, Any]) -> tuple[int, datetime] | None:
+    """Return the priority and the time by which a found task is ordered; None: the document is malformed."""
+    option, state = document.get("task_option"), document.get("task_state")
+    priority = option.get("priority") if isinstance(option, Mapping) else None
+    moment = state.get("next_preempt_time") if isinstance(state, Mapping) else None
+    if not isinstance(priority, int) or not isinstance(moment, datetime):
+        return None
+    return priority, moment
 
 
 def behind(document: Mapping[str, Any]) -> filters.Filter | None:
@@ -114,12 +152,8 @@ def behind(document: Mapping[str, Any]) -> filters.Filter | None:
     Without the filter, the server first passes all keys that claims have removed, as it keeps these for minutes. None:
     the document is malformed.
     """
-    option, state = document.get("task_option"), document.get("task_state")
-    priority = option.get("priority") if isinstance(option, Mapping) else None
-    moment = state.get("next_preempt_time") if isinstance(state, Mapping) else None
-    if not isinstance(priority, int) or not isinstance(moment, datetime):
-        return None
-    return {"task_option.priority": priority, filters.NEXT: {"$gte": moment}}
+    place = _place_of(document)
+    return None if place is None else {"task_option.priority": place[0], filters.NEXT: {"$gte": place[1]}}
 
 
 def scan_begun(

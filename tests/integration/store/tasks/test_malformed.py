@@ -75,8 +75,8 @@ def insert(store: SyncStore, document: Document) -> None:
     store.database.command("insert", "tasks", documents=[document], bypassDocumentValidation=True)
 
 
-def scanned(store: SyncStore, worker_id: str = "w") -> list[Any]:
-    found = store.run(finding.scan(["default"], ["task"], worker_id, 10_000, 100))
+def scanned(store: SyncStore, worker_id: str = "w", horizon_ms: int = 10_000) -> list[Any]:
+    found = store.run(finding.scan(["default"], ["task"], worker_id, horizon_ms, 100))
     return sorted(document["_id"] for document in found.documents)
 
 
@@ -242,6 +242,26 @@ def test_it_is_marked_fail_with_the_reason_once_and_met_no_more(store: SyncStore
     assert scanned(store) == []
     assert store.run(finding.undiscoverable(10)) == []
     assert claim(store, "w", "bad") == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_scan_of_what_is_due_finds_it_unless_fields_are_absent(store: SyncStore, name: str) -> None:
+    insert(store, ALL[name])
+    option = ALL[name].get("task_option")
+    named = option.get("specific_worker_ids") if isinstance(option, dict) else None
+    is_absent = None in (ALL[name].get("queue"), ALL[name].get("name"), named)
+    assert scanned(store) == ["task:bad"]
+    assert scanned(store, horizon_ms=0) == ([] if is_absent else ["task:bad"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_scan_of_many_queues_has_a_place_for_it(store: SyncStore, name: str) -> None:
+    publish(store, "a")
+    insert(store, ALL[name])
+    insert(store, ALL[name] | {"_id": "task:worse"})
+    queues = [*(f"q{number}" for number in range(50)), "default"]
+    found = store.run(finding.scan(queues, ["task"], "w", 10_000, 100))
+    assert {document["_id"] for document in found.documents} == {"task:a", "task:bad", "task:worse"}
 
 
 @pytest.mark.parametrize("name", LOST)

@@ -197,6 +197,33 @@ def test_scan_behind_a_position_examines_only_what_it_brings(store: SyncStore) -
     assert "SORT" not in examined.stages
 
 
+def orders_of(scan: finding.Scan) -> list[tuple[int, datetime]]:
+    return [(-found["task_option"]["priority"], found["task_state"]["next_preempt_time"]) for found in scan.documents]
+
+
+@pytest.mark.parametrize("horizon_ms", [0, 10_000])
+def test_scan_of_many_queues_is_in_order_and_sorts_nothing_on_the_server(store: SyncStore, horizon_ms: int) -> None:
+    queues = [f"q{number}" for number in range(100)]
+    for number in range(200):
+        task_id, option = task_id_of("work", f"{number}"), TaskOption(priority=number * 7 % 3).stored()
+        new = NewTask(task_id, "work", f"{number}", queues[number * 37 % 100], None, option, None)
+        store.run(publishing.publish(new, Policy()))
+    store.tasks.update_one({"_id": "work:0"}, {"$unset": {"queue": ""}}, bypass_document_validation=True)
+    every, all_examined = examined_by(store, finding.scan(queues, ["work"], "w1", horizon_ms, 1_000))
+    found = {document["_id"]: document for document in every.documents}
+    assert len(found) == (200 if horizon_ms else 199)
+    assert every.is_complete
+    orders = orders_of(every)
+    assert orders == sorted(orders)
+    some, some_examined = examined_by(store, finding.scan(queues, ["work"], "w1", horizon_ms, 30))
+    assert orders_of(some) == orders[:30]
+    assert not some.is_complete
+    assert not store.run(finding.scan(queues, ["work"], "w1", horizon_ms, 150)).is_complete
+    assert len(some_examined) == 3
+    assert sum(each.documents for each in some_examined) <= 3 * 30
+    assert all("SORT" not in each.stages for each in [*all_examined, *some_examined])
+
+
 def test_position_of_a_malformed_task_is_none() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     sound = {"task_option": {"priority": 3}, "task_state": {"next_preempt_time": moment}}
