@@ -96,7 +96,7 @@ WORKER_MUTATIONS = (
     ),
     Mutation(
         "absent-fields-in-each-scan",
-        "Each scan for due tasks looks for absent fields, and passes the keys that claims have removed for each of them.",
+        "Each scan for due tasks looks for absent fields, and for each passes all keys that claims have removed.",
         (Edit("mtask/store/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = [None]"),),
         ("tests/acceptance/test_14_batch_query.py::test_only_a_scan_of_the_horizon_looks_for_absent_fields",),
     ),
