@@ -313,7 +313,10 @@ def _has_begun(place: Place, task_id: str) -> bool:
 def executors_of(pid: int | None) -> list[int]:
     """Return the executors of a worker process."""
     found: list[int] = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+    threads: list[Path] = []
+    with suppress(OSError):  # the worker ends just now
+        threads += Path(f"/proc/{pid}/task").glob("*/children")
+    for listed in threads:
         with suppress(OSError):
             found += [int(child) for child in listed.read_text().split()]
     return [child for child in found if _is_executor(child)]
