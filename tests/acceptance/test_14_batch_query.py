@@ -103,9 +103,15 @@ def explained(store: SyncStore, matched: Document, **options: Any) -> Document:
     return statistics
 
 
-def is_sorted_in_memory(stage: Mapping[str, Any]) -> bool:
-    inputs = [stage["inputStage"]] if "inputStage" in stage else stage.get("inputStages", [])
-    return stage["stage"] == "SORT" or any(is_sorted_in_memory(each) for each in inputs)
+def stages_of(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Return the first stage of a plan, and all stages below it."""
+    yield plan
+    for stage in [plan["inputStage"]] if "inputStage" in plan else plan.get("inputStages", []):
+        yield from stages_of(stage)
+
+
+def is_sorted_in_memory(plan: Mapping[str, Any]) -> bool:
+    return any(stage["stage"] == "SORT" for stage in stages_of(plan))
 
 
 @pytest.mark.parametrize("queues", [QUEUES[:1], QUEUES])
@@ -132,15 +138,9 @@ def ranges_of(store: SyncStore, horizon_ms: int) -> tuple[set[str], int]:
     matched = filters.claimable(QUEUES[:1], NAMES, WORKER, horizon_ms)
     find = {"find": "tasks", "filter": matched, "sort": sort, "hint": DISCOVERY_INDEX}
     found = store.database.command("explain", find)
-    bounds = list(_bounds_in(found["queryPlanner"]["winningPlan"]))
+    stages = stages_of(found["queryPlanner"]["winningPlan"])
+    bounds = [stage["indexBounds"] for stage in stages if "indexBounds" in stage]
     return {interval for each in bounds for interval in each["queue"]}, len(bounds)
-
-
-def _bounds_in(stage: Mapping[str, Any]) -> Iterator[Document]:
-    if "indexBounds" in stage:
-        yield stage["indexBounds"]
-    for each in [stage["inputStage"]] if "inputStage" in stage else stage.get("inputStages", []):
-        yield from _bounds_in(each)
 
 
 def test_only_a_scan_of_the_horizon_looks_for_absent_fields(store: SyncStore) -> None:

@@ -18,7 +18,6 @@ from mtask.model.options import TaskOption
 from mtask.model.publishing.identity import task_id_of
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import of_shares
 from mtask.store.tasks import finding, publishing
@@ -180,8 +179,8 @@ def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
 
 
 @pytest.mark.fresh_database  # a malformed task of another test would have made the index one of arrays, for good
-def test_scan_behind_a_position_examines_only_what_it_brings(store: SyncStore) -> None:
-    store.run(setup.ensure())
+def test_scan_behind_a_position_examines_only_what_it_brings(mongo: Client, database_name: str) -> None:
+    store = ready_store(mongo, database_name)
     for number in range(200):
         task_id, option = task_id_of("work", f"{number}"), TaskOption(priority=number % 2).stored()
         store.run(publishing.publish(NewTask(task_id, "work", f"{number}", "default", None, option, None), Policy()))
@@ -206,8 +205,10 @@ def orders_of(scan: finding.Scan) -> list[tuple[int, datetime]]:
 
 @pytest.mark.fresh_database  # a malformed task of another test would have made the index one of arrays, for good
 @pytest.mark.parametrize("horizon_ms", [0, 10_000])
-def test_scan_of_many_queues_is_in_order_and_sorts_nothing_on_the_server(store: SyncStore, horizon_ms: int) -> None:
-    store.run(setup.ensure())
+def test_scan_of_many_queues_is_in_order_and_sorts_nothing_on_the_server(
+    mongo: Client, database_name: str, horizon_ms: int
+) -> None:
+    store = ready_store(mongo, database_name)
     queues = [f"q{number}" for number in range(100)]
     for number in range(200):
         task_id, option = task_id_of("work", f"{number}"), TaskOption(priority=number * 7 % 3).stored()
