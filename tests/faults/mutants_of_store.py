@@ -10,6 +10,7 @@ _AWAITING = "mtask/store/driver/awaiting.py"
 _AWAITING_TESTS = "tests/unit/store/driver/test_awaiting.py"
 _CANCELLING = "mtask/store/driver/cancelling.py"
 _MENDING = "mtask/store/driver/mending.py"
+_EXPRESSIONS = "mtask/store/statements/expressions.py"
 _FILTERS = "mtask/store/statements/filters.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
@@ -25,6 +26,7 @@ _STORE_CLAIMS = "tests/integration/store/tasks/test_claims.py"
 _CAUGHT = "tests/integration/worker/test_mutants_caught.py"
 _INSTANTS = "tests/unit/store/test_requests_hold_no_instant.py"
 _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
+_PLACES = "tests/integration/store/tasks/test_index_of_id.py"
 _SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
@@ -57,6 +59,30 @@ STORE_MUTATIONS = (
         "A result is written into whichever task of the group holds one of the group's runs.",
         (Edit(_SHORT, _OF_ITS_RUN, """{"$eq": [{"$size": x.RUNS}, 1]},"""),),
         (f"{_SIMPLE_PARITY}::test_success_under_the_name_of_another_task_finishes_neither",),
+    ),
+    Mutation(
+        "place-of-an-id-that-begins-so",
+        "A task gets the outcome of another task of its group, whose key begins with its own.",
+        (Edit(_EXPRESSIONS, '{"$concat": [_BEGIN, "$_id", _END]}', '{"$concat": [_BEGIN, "$_id"]}'),),
+        (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
+    ),
+    Mutation(
+        "place-of-an-id-that-ends-so",
+        "A task gets the outcome of another task of its group, whose key ends with its own, or the claim fails.",
+        (Edit(_EXPRESSIONS, '{"$concat": [_BEGIN, "$_id", _END]}', '{"$concat": ["$_id", _END]}'),),
+        (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
+    ),
+    Mutation(
+        "place-of-an-id-in-an-id",
+        "A task gets the outcome of another task, as a key holds the characters that stand between two keys.",
+        (Edit(_EXPRESSIONS, "return _BEGIN not in joined and _END not in joined and ", "return "),),
+        (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
+    ),
+    Mutation(
+        "place-of-an-id-by-letters",
+        "Where the keys of a group are not ASCII, tasks get the outcomes of others.",
+        (Edit(_EXPRESSIONS, "return len(text) if text.isascii() else len(text.encode())", "return len(text)"),),
+        (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
     ),
     Mutation(
         "values-lost-in-a-group",

@@ -48,7 +48,7 @@ def cross_off(told: Mapping[str, tuple[datetime, Sequence[int]]], now: x.Express
     `told` holds, by task id, the create_time of the task and the numbers of its callbacks. A task that was removed and
     published again meanwhile has another create_time, and keeps what it owes.
     """
-    index = {"$indexOfArray": [x.literal(list(told)), "$_id"]}
+    index = x.index_of_id(list(told))
 
     def mine(values: list[Any]) -> x.Expression:
         return {"$arrayElemAt": [x.literal(values), index]}

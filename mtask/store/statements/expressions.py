@@ -5,6 +5,7 @@ The server evaluates each expression on a task document. Variables in `$let` and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT
@@ -22,11 +23,54 @@ FLOW = "$flow"
 OWED_SINCE = "$owed_since"
 #: The next round of a task that gathers. As a condition, it is false for a task without one.
 AGAIN = "$again"
+#: The characters before and after each id in a text that holds several. A key may hold them, too, but hardly does.
+_BEGIN, _END = "\n", "\t"
+#: The largest such text, in bytes. The server copies it for each task.
+_MOST_TEXT = 32_000
 
 
 def literal(value: Any) -> Expression:
     """Return the value as a literal: the server reads no part of it as an expression."""
     return {"$literal": value}
+
+
+def index_of_id(task_ids: Sequence[str]) -> Expression:
+    """Return the index of the task's `_id` in `task_ids`, which must hold it.
+
+    The server looks for the id in one text, in which each id has the same room. `$indexOfArray` would copy the array
+    for each task, and with it a reference to each of its texts.
+    """
+    if len(task_ids) == 1:
+        return 0
+    room = max(map(_size, task_ids)) + 2
+    if not _fit_in_text(task_ids, room):
+        return {"$indexOfArray": [literal(list(task_ids)), "$_id"]}
+    rows = [f"{_BEGIN}{task_id}{_END}" + " " * (room - 2 - _size(task_id)) for task_id in task_ids]
+    return {"$divide": [_place_of_id("".join(rows)), room]}
+
+
+def number_of_id(task_ids: Sequence[str]) -> Expression:
+    """Return the index of the task's `_id` in `task_ids`, which must hold it, as a text."""
+    digits = len(str(len(task_ids) - 1))
+    if not _fit_in_text(task_ids, max(map(_size, task_ids)) + 2 + digits):
+        return {"$toString": {"$indexOfArray": [literal(list(task_ids)), "$_id"]}}
+    text = "".join(f"{index:{digits}}{_BEGIN}{task_id}{_END}" for index, task_id in enumerate(task_ids))
+    number = {"$substrBytes": [literal(text), {"$subtract": [_place_of_id(text), digits]}, digits]}
+    return {"$ltrim": {"input": number}}
+
+
+def _place_of_id(text: str) -> Expression:
+    return {"$indexOfBytes": [literal(text), {"$concat": [_BEGIN, "$_id", _END]}]}
+
+
+def _fit_in_text(task_ids: Sequence[str], room: int) -> bool:
+    """Whether one text can hold these ids, with so many bytes for each, and an id is found in its own place only."""
+    joined = "".join(task_ids)
+    return _BEGIN not in joined and _END not in joined and room * len(task_ids) <= _MOST_TEXT
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def add_ms(instant: Expression, milliseconds: Expression) -> Expression:

@@ -89,7 +89,7 @@ def _of_task(values: Mapping[str, Any]) -> x.Expression:
     """Return the value that belongs to the task. `values` holds a value for each task's `_id`."""
     if len({*values.values()}) == 1:
         return x.literal(next(iter(values.values())))
-    index = {"$indexOfArray": [x.literal(list(values)), "$_id"]}
+    index = x.index_of_id(list(values))
     return {"$arrayElemAt": [x.literal(list(values.values())), index]}
 
 

@@ -132,7 +132,7 @@ def go_on(ids: Sequence[str], nexts: Sequence[OwedTask | None], now: x.Expressio
     `next_cnt` gives the next task of a later round a key of its own.
     """
     parts = [None if one is None else one.parts() for one in nexts]
-    index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(list(ids)), "$_id"]}
+    index = x.index_of_id(ids)
     ends_now = [
         {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},
         {"$eq": [f"{x.STATE}.finish_time", now]},

@@ -65,7 +65,7 @@ def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
     """Return an expression for a task's run_id. It joins the claim's random token and the index in `task_ids`."""
     if len(task_ids) == 1:
         return x.literal(f"{token}-0")
-    return {"$concat": [f"{token}-", {"$toString": {"$indexOfArray": [x.literal(list(task_ids)), "$_id"]}}]}
+    return {"$concat": [f"{token}-", x.number_of_id(task_ids)]}
 
 
 def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
@@ -75,7 +75,7 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     array. There must be one outcome per task. Either all outcomes are successes, or none is.
     """
     ids = [outcome.task_id for outcome in outcomes]
-    index: x.Expression = 0 if len(ids) == 1 else {"$indexOfArray": [x.literal(ids), "$_id"]}
+    index = x.index_of_id(ids)
 
     def mine(values: list[Any]) -> x.Expression:
         return {"$arrayElemAt": [x.literal(values), "$$index"]}

@@ -138,5 +138,5 @@ def _of_task(outcomes: Sequence[Outcome], values: list[Any]) -> x.Expression:
     """Return the value that belongs to the task. `values` holds one value for each outcome, in the same order."""
     if len(values) == 1:
         return x.literal(values[0])
-    index = {"$indexOfArray": [x.literal([outcome.task_id for outcome in outcomes]), "$_id"]}
+    index = x.index_of_id([outcome.task_id for outcome in outcomes])
     return {"$arrayElemAt": [x.literal(values), index]}

@@ -1,0 +1,56 @@
+"""The index of a task's `_id` among those of its group, as the server finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mtask.store.statements import expressions as x
+from tests.mongo import Client
+
+GROUPS: dict[str, list[str]] = {
+    "one": ["task:1"],
+    "each the beginning of another": ["task:1", "task:10", "task:1 0", "task:100", "task:", "task"],
+    "each the end of another": ["xtask:1", "task:1", "1", ":1"],
+    "of many sizes and alphabets": ["task:é", "task:" + "ü" * 200, "task:日本", "task:😀", "task:a"],
+    "with the characters between two ids": [
+        "task:a",
+        "task:a\nb",
+        "a\tb",
+        "b",
+        "\n",
+        "\t",
+        "task:a\t0\ntask:b",
+        "task:b",
+    ],
+    "with spaces": [" ", "  ", "task: ", "task:", " task:"],
+    "four hundred": [f"task:{number}" for number in range(400)],
+    "too long for one text": [f"task:{number}" + "k" * 900 for number in range(60)],
+}
+
+
+def found(mongo: Client, database_name: str, task_ids: Sequence[str]) -> dict[str, tuple[float, str]]:
+    """Return what the server finds for each of these ids: its index, and the same as a text."""
+    collection = mongo[database_name]["ids"]
+    collection.delete_many({})
+    collection.insert_many({"_id": task_id} for task_id in task_ids)
+    index = {"index": {"$add": [x.index_of_id(task_ids), 0]}, "number": x.number_of_id(task_ids)}
+    return {row["_id"]: (row["index"], row["number"]) for row in collection.aggregate([{"$project": index}])}
+
+
+def expected(task_ids: Sequence[str]) -> dict[str, tuple[float, str]]:
+    return {task_id: (index, str(index)) for index, task_id in enumerate(task_ids)}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_server_finds_each_id_in_its_own_place(mongo: Client, database_name: str, name: str) -> None:
+    assert found(mongo, database_name, GROUPS[name]) == expected(GROUPS[name])
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(st.sampled_from("\n\t\0 :a1é😀"), max_size=6), min_size=1, max_size=30, unique=True))
+def test_server_finds_any_id_in_its_own_place(mongo: Client, database_name: str, task_ids: list[str]) -> None:
+    assert found(mongo, database_name, task_ids) == expected(task_ids)
