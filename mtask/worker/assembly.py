@@ -27,11 +27,11 @@ from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
 from mtask.worker.discovery.batches import Batches
-from mtask.worker.discovery.callback_janitor import CallbackJanitor
-from mtask.worker.discovery.flow_janitor import FlowJanitor
 from mtask.worker.discovery.hearing import Hearing
 from mtask.worker.discovery.inbox import Inbox
-from mtask.worker.discovery.janitor import Janitor
+from mtask.worker.discovery.janitors.callbacks import CallbackJanitor
+from mtask.worker.discovery.janitors.flows import FlowJanitor
+from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.looks import Looks
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.questions import Questions
@@ -189,7 +189,7 @@ class Assembly:
         ranks = Ranks(scope, queue)
         inbox = Inbox(scope, queue, admission, questions, ranks)
         lookups = Lookups(scope, admission, questions, inbox, pinger)
-        janitor = Janitor(scope, quarantine, questions, inbox)
+        janitor = TaskJanitor(scope, quarantine, questions, inbox)
         batches = Batches(scope, queue, admission, inbox, ranks)
         scans = Scans(
             scope, queue, controls, batches, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
@@ -260,7 +260,9 @@ class Assembly:
         options = self.options.checked_executors(self.app)
         if options is None:
             return None
-        from mtask.worker.executors.pool import Executors, Origin  # only a worker with isolated handlers needs it
+        # Only a worker with isolated handlers needs these.
+        from mtask.worker.executors.origin import Origin
+        from mtask.worker.executors.pool import Executors
 
         logs = self.options.logs
         given = self.options
@@ -285,7 +287,7 @@ def _connect(parts: Parts) -> None:
     signals.tasks_doubtful.connect(parts.questions.suspect_all)
     signals.permits_freed.connect(parts.scans.ask_soon)
     signals.controls_resumed.connect(parts.scans.ask_full)
-    signals.controls_changed.connect(parts.limits.changed, parts.scans.ask_full, parts.retention.wake)
+    signals.controls_changed.connect(parts.limits.parking.try_all, parts.scans.ask_full, parts.retention.wake)
     signals.under_way.connect(parts.claimer.until_landed, parts.retention.until_landed)
     signals.heartbeat_wanted.connect(parts.pinger.beat_now)
     if parts.scheduler is not None:

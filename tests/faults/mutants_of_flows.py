@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
+_JANITOR = "mtask/worker/discovery/janitors/flows.py"
 _SETTLING = "mtask/store/flows/settling.py"
 _DECIDING = "mtask/store/flows/deciding.py"
 _LOOKING = "mtask/store/flows/looking.py"
@@ -225,13 +226,13 @@ FLOW_MUTATIONS = (
     Mutation(
         "flows-of-others-are-not-heard-of",
         "A worker that serves another queue does not look after what the only other worker left, for 20 s.",
-        (Edit("mtask/store/streams/wakeups.py", '{"$or": [is_news, _BEGINS_FLOW]}', "is_wanted"),),
+        (Edit("mtask/store/streams/wanted.py", '{"$or": [is_news, _BEGINS_FLOW]}', "is_wanted"),),
         (f"{_WORKER_TESTS}::test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it",),
     ),
     Mutation(
         "dead-workers-owe-for-ever",
         "Nobody does what a worker that died right after its finish owes.",
-        (Edit("mtask/worker/discovery/flow_janitor.py", '        await look_after("flows", self._settle_owed)\n', ""),),
+        (Edit(_JANITOR, '        await look_after("flows", self._settle_owed)\n', ""),),
         (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
     ),
     Mutation(

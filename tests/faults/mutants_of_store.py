@@ -19,6 +19,7 @@ _PUBLISHING = "mtask/store/tasks/publishing.py"
 _REQUESTS = "mtask/store/statements/requests.py"
 _RULES = "mtask/model/rules.py"
 _TWINS = "mtask/store/statements/rules.py"
+_WANTED = "mtask/store/streams/wanted.py"
 _WATCH = "mtask/store/streams/wakeups.py"
 _WORKERS = "mtask/store/workers.py"
 
@@ -292,7 +293,7 @@ STORE_MUTATIONS = (
         "stream-with-a-frozen-time",
         "The change stream's filter holds the time of its opening, and hides ever more as it ages.",
         (
-            Edit(_WATCH, '{"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},',
+            Edit(_WANTED, '{"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},',
                  f'{{"$lte": [instant, {{"$add": [{_LOCAL_NOW}, horizon_ms]}}]}},'),
         ),
         (f"{_INSTANTS}::test_change_streams_filter_holds_no_instant_that_would_age",),

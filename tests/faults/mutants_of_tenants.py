@@ -7,6 +7,7 @@ from tests.faults.mutant import Edit, Mutation
 _ACCESS = "mtask/web/access.py"
 _CONTROLS = "mtask/worker/admission/controls.py"
 _LIMITS = "mtask/worker/admission/limits.py"
+_PARKING = "mtask/worker/admission/parking.py"
 _MEMORY = "mtask/worker/state/turns.py"
 _NEXT = "mtask/app/next.py"
 _QUEUE = "mtask/worker/state/queue.py"
@@ -112,7 +113,7 @@ TENANT_MUTATIONS = (
     Mutation(
         "tenant-at-its-limit-hides-others",
         "Scans bring the tasks of a tenant that has to wait, and no others.",
-        (Edit(_LIMITS, "            excluded.setdefault(pool.queue, set()).add(pool.tenant)\n", ""),),
+        (Edit(_PARKING, "            excluded.setdefault(pool.queue, set()).add(pool.tenant)\n", ""),),
         (f"{_LIMITS_TESTS}::test_tasks_of_a_tenant_at_its_limit_hide_no_tasks_of_others_from_scans",),
     ),
     Mutation(
@@ -129,7 +130,7 @@ TENANT_MUTATIONS = (
             Edit(
                 _CONTROLS, "queue in self.paused_queues or tenant in self.paused_tenants", "queue in self.paused_queues"
             ),
-            Edit(_LIMITS, "excluded[None] = set(self._controls.paused_tenants)", "pass"),
+            Edit(_PARKING, "excluded[None] = set(self._controls.paused_tenants)", "pass"),
         ),
         (f"{_LIMITS_TESTS}::test_paused_tenant_waits_and_the_others_go_on",),
     ),

@@ -13,7 +13,7 @@ _QUEUE = "mtask/worker/state/queue.py"
 _QUEUE_TESTS = "tests/unit/worker/state/test_queue.py"
 _ISOLATED_BACKLOG = "tests/integration/worker/executors/test_backlog.py"
 _STREAM = "mtask/worker/discovery/stream.py"
-_JANITOR = "mtask/worker/discovery/janitor.py"
+_JANITOR = "mtask/worker/discovery/janitors/tasks.py"
 _INBOX = "mtask/worker/discovery/inbox.py"
 _FINISHER = "mtask/worker/running/finisher.py"
 _OUTCOMES = "mtask/worker/running/outcomes.py"
@@ -41,6 +41,7 @@ _REST = "tests/integration/worker/discovery/test_rest.py"
 _HEARING = "tests/integration/worker/discovery/test_hearing.py"
 _WAKEUP_TESTS = "tests/integration/store/streams/test_wakeups.py"
 _WAKEUPS = "mtask/store/streams/wakeups.py"
+_WANTED = "mtask/store/streams/wanted.py"
 _HEARING_CODE = "mtask/worker/discovery/hearing.py"
 _OVERFLOW = "mtask/worker/claiming/overflow.py"
 _LOOKS = "mtask/worker/discovery/looks.py"
@@ -177,7 +178,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "not-simple-and-unheard",
         "A worker of a fleet hears of a task that wants several workers only if it is one of the first two.",
-        (Edit(_WAKEUPS, 'return {"$or": [{"$not": [is_shared]}, *is_ours]}', 'return {"$or": is_ours}'),),
+        (Edit(_WANTED, 'return {"$or": [{"$not": [is_shared]}, *is_ours]}', 'return {"$or": is_ours}'),),
         (f"{_WAKEUP_TESTS}::test_stream_with_shares_tells_of_their_simple_tasks_and_of_all_that_are_not_simple",),
     ),
     Mutation(
@@ -208,13 +209,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "stopping-unheard",
         "Workers hear that another one stops only when it has stopped.",
-        (Edit(_WAKEUPS, "[WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]", "[WorkerStatus.STOPPED.value]"),),
+        (Edit(_WANTED, "[WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]", "[WorkerStatus.STOPPED.value]"),),
         (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
     ),
     Mutation(
         "appeal-unheard",
         "A worker does not hear that others have no room.",
-        (Edit(_WAKEUPS, '{"$or": [asks_me, left, resized, _APPEALS]}', '{"$or": [asks_me, left, resized]}'),),
+        (Edit(_WANTED, '{"$or": [asks_me, left, resized, _APPEALS]}', '{"$or": [asks_me, left, resized]}'),),
         (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
     ),
     Mutation(

@@ -47,7 +47,7 @@ class Claimer:
         self._signals = scope.signals
         self._queue = queue
         self._controls = admission.controls
-        self._limits = admission.limits
+        self._parking = admission.limits.parking
         self._quarantine = admission.quarantine
         self._slots = slots
         self._sender = sender
@@ -137,7 +137,7 @@ class Claimer:
                 return _MAX_GATHER - waited  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
             if is_limited:
-                entries = [entry for entry in entries if not self._limits.park(entry)]
+                entries = [entry for entry in entries if not self._parking.park(entry)]
                 if not entries:
                     continue
             else:

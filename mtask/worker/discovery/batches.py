@@ -16,7 +16,7 @@ from mtask.store.driver.operation import Operation
 from mtask.store.statements.filters import Filter, other_than, without_tenants
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
-from mtask.worker.admission.limits import ScanTarget
+from mtask.worker.admission.parking import ScanTarget
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.turns import TurnScans
@@ -57,6 +57,7 @@ class Batches:
         self._queue = queue
         self._controls = admission.controls
         self._limits = admission.limits
+        self._parking = admission.limits.parking
         self._quarantine = admission.quarantine
         self._keys = admission.keys
         self._inbox = inbox
@@ -281,12 +282,12 @@ class Batches:
         """
         names = self._controls.names if names is None else names
         is_complete, has_future = True, False
-        for target in self._limits.scan_targets(self._controls.queues):
+        for target in self._parking.scan_targets(self._controls.queues):
             found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
             if not target.is_apart:
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete:
-                self._limits.note_more(target)
+                self._parking.note_more(target)
                 if found.has_future:
                     await self._scan_target(target, names, timedelta(0), begun_only=begun_only)
         return finding.Scan([], None, is_complete, has_future)

@@ -15,9 +15,9 @@ from mtask.store import workers
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.batches import MAX_ALL_PAUSE, Batches
-from mtask.worker.discovery.callback_janitor import CallbackJanitor
-from mtask.worker.discovery.flow_janitor import FlowJanitor
-from mtask.worker.discovery.janitor import Janitor
+from mtask.worker.discovery.janitors.callbacks import CallbackJanitor
+from mtask.worker.discovery.janitors.flows import FlowJanitor
+from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.log import fields, logger
@@ -46,7 +46,7 @@ class Scans:
         batches: Batches,
         lookups: Lookups,
         ranks: Ranks,
-        janitor: Janitor,
+        janitor: TaskJanitor,
         flow_janitor: FlowJanitor,
         callback_janitor: CallbackJanitor,
     ) -> None:

@@ -18,7 +18,7 @@ from mtask.store.driver.operation import Operation
 from mtask.store.statements.filters import Filter, without_keys
 from mtask.store.tasks import finding
 from mtask.store.tasks.finding import Document, Scan
-from mtask.worker.admission.limits import ScanTarget
+from mtask.worker.admission.parking import ScanTarget
 
 #: The most tenants from which a scan takes equal parts. If there are fewer, the parts are larger.
 TENANTS = 16

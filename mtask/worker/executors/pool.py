@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import Any
 
-from mtask.errors import LeaseLost, MtaskError, RunCanceled
-from mtask.model.encryption.encryption import Encryption
 from mtask.model.handling.handlers import Handler
-from mtask.model.status import RunStatus
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.tasks import sessions
 from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import GRACE, Executor, State
 from mtask.worker.executors.guarding import Guard
-from mtask.worker.executors.messages import follow, outcome_in, reason_in
 from mtask.worker.executors.options import ExecutorOptions
+from mtask.worker.executors.origin import Origin
 from mtask.worker.executors.processes import start
 from mtask.worker.executors.rate import Rate
+from mtask.worker.executors.reports import Reports, take_done
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.running.caller import Called
-from mtask.worker.running.outcomes import ExecutorDied, RaisedElsewhere
-from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
+from mtask.worker.running.outcomes import ExecutorDied
+from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
 
@@ -53,27 +46,6 @@ _PAUSE, _MAX_PAUSE = 0.5, 10.0
 _STOP_LIMIT = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What the executors of one worker get from it."""
-
-    uri: str
-    database: str
-    worker_id: str
-    log_format: str = "text"
-    keep_logs: int = 0  #: the most lines of a run that are kept
-    encryption: Encryption | None = field(default=None, repr=False)
-
-    def hello(self) -> dict[str, Any]:
-        """Return the first message to an executor. It holds the URI, so it must not be on a command line."""
-        root, own = logging.getLogger(), logging.getLogger("mtask")
-        levels = {"log_level": root.getEffectiveLevel(), "own_log_level": own.getEffectiveLevel()}
-        logs = {"log_format": self.log_format, "keep_logs": self.keep_logs}
-        # Handlers publish, and their transactions write results, from the executor: it needs the keys, too.
-        keys = {} if self.encryption is None else {"encryption": self.encryption.document()}
-        return {"uri": self.uri, "database": self.database, "worker_id": self.worker_id, **levels, **logs, **keys}
-
-
 class Executors:
     """Runs isolated handlers in child processes. Use it in the worker's event loop.
 
@@ -90,22 +62,18 @@ class Executors:
         keeper: LogKeeper | None = None,
     ) -> None:
         """`keeper` keeps the lines that handlers log."""
-        self._keeper = keeper
         self._options = options
         self._origin = origin
         self._scope = scope
-        self._pinger = pinger
-        self._store = store
+        self._reports = Reports(pinger, store, keeper, lambda run, executor: self._by_run.get(run.run_id) is executor)
         self._all: set[Executor] = set()
         self._idle: list[Executor] = []
         #: The runs that wait for an executor, the first one first.
         self._waiting: deque[_Wait] = deque()
         self._by_run: dict[str, Executor | _Wait] = {}
-        self._suspensions: dict[str, AbstractContextManager[None]] = {}
         # Linux kills an executor when the thread that started it ends: this thread lasts as long as the executors.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="mtask-spawner")
         self._spawning: set[asyncio.Task[None]] = set()
-        self._jobs: set[asyncio.Task[None]] = set()
         self._pauses = Backoff(_PAUSE, _MAX_PAUSE)
         self._not_before = -inf
         self._retry: asyncio.TimerHandle | None = None
@@ -153,19 +121,19 @@ class Executors:
         try:
             done = await executor.execute(run)
         except ExecutorDied as died:
-            await self._settle(run)
+            await self._reports.settle(run)
             called.raised = died
         except BaseException as error:
             executor.kill()
             called.raised = error
         else:
             self._rate.took(monotonic() - began)
-            self._take_done(run, done, called)
+            take_done(run, done, called)
         finally:
             if timer is not None:
                 timer.cancel()
             self._by_run.pop(run.run_id, None)
-            self._resume(run)
+            self._reports.resume(run)
             self._release(executor)
         if self._waiting and called.judged is not None:
             await self._gather()
@@ -260,101 +228,9 @@ class Executors:
         executor.leave()
         asyncio.get_running_loop().call_later(_STOP_LIMIT, executor.kill)
 
-    def _take_done(self, run: HeldRun, done: Message, called: Called) -> None:
-        """Store what an executor says of a run that is over."""
-        reason = reason_in(done)
-        if reason is not None:  # the executor has learned it first, by a ping of its own before a transaction
-            run.end(reason)
-        if done["progress"] is not None:
-            run.report(done["progress"])
-        if run.trace is None:
-            follow(run, done["trace"])
-        if done["is_committed"]:
-            called.returned = done["late"]
-            return
-        raised = done["raised"]
-        outcome = outcome_in(done["outcome"])
-        if raised == "LeaseLost":
-            called.raised = LeaseLost(run.task_id, run.run_id)
-        elif raised == "RunCanceled":
-            called.raised = RunCanceled(run.task_id, run.run_id)
-        elif raised is not None:
-            called.raised = RaisedElsewhere(outcome, done["error_type"])
-        called.judged = outcome, done["size"]
-
-    # --- transactions, and other reports of runs ------------------------------------------------------------
-
     def reported(self, executor: Executor, run: HeldRun, message: Message) -> None:
         """Take what a run reports while its handler is under way."""
-        match message["kind"]:
-            case "progress":
-                run.report(message["progress"])
-                self._pinger.expedite(run)
-            case "log":
-                self._keep(run, message)
-            case "pause":
-                self._begin_job(self._pause(executor, run))
-            case "renewed":
-                run.trusted_until = max(run.trusted_until, message["until"])
-            case "committed":
-                self._committed(run, goes_on=message["goes_on"])
-            case "resume":
-                self._resume(run)
-
-    def _keep(self, run: HeldRun, message: Message) -> None:
-        """Keep lines that a handler has logged in its executor."""
-        if self._keeper is None:
-            return
-        log = self._keeper.log_of(run.marked())
-        if message["lost"]:
-            log.skip(message["lost"])
-        for line in message["lines"]:
-            log.add(line)
-
-    async def _pause(self, executor: Executor, run: HeldRun) -> None:
-        """Send no ping for this run until `_resume`, and tell the executor when none is under way any more."""
-        suspension = self._pinger.suspended(run)
-        await asyncio.to_thread(suspension.__enter__)
-        if self._by_run.get(run.run_id) is not executor or run.run_id in self._suspensions:
-            suspension.__exit__(None, None, None)
-            return
-        self._suspensions[run.run_id] = suspension
-        executor.answer({"kind": "paused", "run_id": run.run_id, "until": run.trusted_until})
-
-    def _resume(self, run: HeldRun) -> None:
-        suspension = self._suspensions.pop(run.run_id, None)
-        if suspension is not None:
-            suspension.__exit__(None, None, None)
-
-    def _committed(self, run: HeldRun, *, goes_on: bool) -> None:
-        run.goes_on = goes_on
-        run.succeeded_in_transaction = True
-        self._pinger.release(run)
-
-    async def _settle(self, run: HeldRun) -> None:
-        """Settle the transaction in which an executor died: it is aborted now, or it had been committed.
-
-        No ping is sent meanwhile. If the database does not answer, the fence of the finish decides: a run that has
-        committed is no longer RUNNING.
-        """
-        if run.run_id not in self._suspensions or run.succeeded_in_transaction:
-            return
-        try:
-            status = await self._store.run(sessions.end_of_run(run.task_id, run.run_id))
-        except MtaskError as error:
-            logger.warning(
-                "transaction of a dead executor not ended",
-                extra=fields(task=run.task_id, run=run.run_id, reason=str(error)),
-            )
-            return
-        if status == RunStatus.SUCCESS and run.end_reason not in SILENT:
-            # Whether the task goes on is in its document: settling a task that does not go on does nothing.
-            self._committed(run, goes_on=True)
-
-    def _begin_job(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(job)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
+        self._reports.take(executor, run, message)
 
     # --- starts and deaths ----------------------------------------------------------------------------------
 
@@ -487,7 +363,7 @@ class Executors:
         for executor in executors:
             executor.kill()
         await asyncio.gather(*(executor.wait_ended(GRACE) for executor in executors))
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await self._reports.wait()
         self._spawner.shutdown(wait=False)
         await asyncio.to_thread(self._guard.stop)
 

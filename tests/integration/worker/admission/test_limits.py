@@ -21,7 +21,7 @@ from mtask.store.layout import setup
 from mtask.store.queues import permits
 from mtask.store.queues.permits import PermitPool, PermitRequest
 from mtask.store.tasks import claims
-from mtask.worker.admission import limits as limits_module
+from mtask.worker.admission import parking as parking_module
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
@@ -269,15 +269,15 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
 
 def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
     """Record the tasks that the worker's limits let go from now on; without `goes_on` nothing else hears of them."""
-    limits: Any = bench.worker.parts.limits
-    signals, freed = limits._signals, list[list[str]]()
+    parking: Any = bench.worker.parts.limits.parking
+    signals, freed = parking._signals, list[list[str]]()
 
     def free(task_ids: Iterable[str]) -> None:
         freed.append(list(task_ids))
         if goes_on:
             signals.tasks_doubtful.send(freed[-1])
 
-    limits._signals = SimpleNamespace(tasks_doubtful=SimpleNamespace(send=free), permits_freed=signals.permits_freed)
+    parking._signals = SimpleNamespace(tasks_doubtful=SimpleNamespace(send=free), permits_freed=signals.permits_freed)
     return freed
 
 
@@ -294,7 +294,7 @@ def test_of_many_that_wait_for_one_permit_a_few_are_tried_at_a_time_the_most_urg
             await until(lambda: gauge.running["all"] == 1, message="one runs")
             specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
             await bench.client.publish_many(specs)
-            parked = bench.worker.parts.limits._parked
+            parked = bench.worker.parts.limits.parking._parked
             await until(lambda: len(parked[QUEUE].tasks) >= 118 if QUEUE in parked else False, message="all wait")
             freed = recorded(bench, goes_on=True)
             await until(lambda: len(freed) >= 3, message="some were tried")
@@ -314,8 +314,8 @@ def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1, key_concurrency=1)
-    monkeypatch.setattr(limits_module, "_CROWDED", 600.0)
-    monkeypatch.setattr(limits_module, "_MAX_CROWDED", 600.0)
+    monkeypatch.setattr(parking_module, "_CROWDED", 600.0)
+    monkeypatch.setattr(parking_module, "_MAX_CROWDED", 600.0)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, gauge.app) as bench:

@@ -13,7 +13,7 @@ import pytest
 from mtask import App, Context, TaskSpec
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import claims
-from mtask.worker.discovery import janitor
+from mtask.worker.discovery.janitors import tasks as task_janitor
 from tests.clients import server_now
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, until
@@ -180,7 +180,7 @@ def test_lapsed_tasks_are_settled_beside_a_locked_one(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may take them any more: whoever scans marks them FAIL."""
-    monkeypatch.setattr(janitor, "_SETTLE_GRACE_MS", 0)
+    monkeypatch.setattr(task_janitor, "_SETTLE_GRACE_MS", 0)
 
     async def scenario() -> None:
         gated = _Gated()

@@ -15,7 +15,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.layout.indexes import TURNS_INDEX
 from mtask.store.statements.filters import Filter
 from mtask.store.tasks import finding
-from mtask.worker.admission.limits import ScanTarget
+from mtask.worker.admission.parking import ScanTarget
 from mtask.worker.discovery import turns
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import Bench, working

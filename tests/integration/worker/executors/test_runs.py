@@ -158,7 +158,7 @@ def test_nothing_is_left_after_a_stop(mongo_uri: str, database_name: str, mongo:
             for task_id in task_ids:
                 await it.ended(task_id, "FAIL" if task_id.startswith("raises") else "SUCCESS")
             await it.bench.at_rest()
-            kept = (it.executors._by_run, it.executors._waiting, it.executors._suspensions)
+            kept = (it.executors._by_run, it.executors._waiting, it.executors._reports._suspensions)
             assert not any(kept)
             return before, it.bench.app_name
 

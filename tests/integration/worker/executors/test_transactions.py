@@ -37,7 +37,7 @@ def test_writes_and_success_commit_together(
                 await until(lambda: _last(it, task_id).get("returns") == "committed", message="returned")  # noqa: B023
                 assert effects(it, task_id) == 1
             await it.bench.at_rest()
-            assert not it.executors._suspensions
+            assert not it.executors._reports._suspensions
 
     asyncio.run(scenario())
 
@@ -59,7 +59,7 @@ def test_a_death_inside_rolls_back_at_once_and_counts(
             assert effects(it, task_id) == 0
             # The transaction is over: nobody waits for its locks.
             it.bench.mongo[it.bench.database]["effects"].insert_one({"_id": task_id})
-            assert not it.executors._suspensions
+            assert not it.executors._reports._suspensions
             await it.bench.at_rest()
 
     asyncio.run(scenario())

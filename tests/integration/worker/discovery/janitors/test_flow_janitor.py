@@ -16,8 +16,9 @@ from mtask import Client, Flow
 from mtask.store.driver import connect
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import finding, settling
-from mtask.worker.discovery import flow_janitor, undone
-from mtask.worker.discovery.flow_janitor import FlowJanitor
+from mtask.worker.discovery.janitors import flows as flow_janitor
+from mtask.worker.discovery.janitors import undone
+from mtask.worker.discovery.janitors.flows import FlowJanitor
 from tests.clients import claim, succeed
 from tests.integration import stores
 from tests.mongo import Client as Mongo

@@ -28,7 +28,7 @@ _SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
 _MALFORMED_LIMIT = 1000
 
 
-class Janitor:
+class TaskJanitor:
     """Settles lapsed runs, and finds tasks that no scan for due tasks finds."""
 
     def __init__(self, scope: Scope, quarantine: Quarantine, questions: Questions, inbox: Inbox) -> None:

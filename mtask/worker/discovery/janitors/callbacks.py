@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask.errors import OperationFailed
 from mtask.store import callbacks
-from mtask.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
 from mtask.worker.state.scope import Scope
 
 #: While no callbacks are known, each n-th regular scan looks whether any are owed: once a minute. This worker knows of

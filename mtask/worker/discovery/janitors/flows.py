@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from mtask.errors import OperationFailed
 from mtask.store.flows import deciding, finding, looking, retention, settling
-from mtask.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
 from mtask.worker.state.scope import Scope
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
