@@ -76,7 +76,13 @@ STORE_MUTATIONS = (
     Mutation(
         "place-of-an-id-in-an-id",
         "A task gets the outcome of another task, as a key holds the characters that stand between two keys.",
-        (Edit(_EXPRESSIONS, "return _BEGIN not in joined and _END not in joined and ", "return "),),
+        (Edit(_EXPRESSIONS, "if _BEGIN not in joined and _END not in joined and ", "if "),),
+        (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
+    ),
+    Mutation(
+        "place-of-an-id-that-is-no-text",
+        "A malformed task whose `_id` is no text keeps the other tasks of its group from being changed.",
+        (Edit(_EXPRESSIONS, "if not all(isinstance(task_id, str) for task_id in task_ids):", "if not task_ids:"),),
         (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
     ),
     Mutation(

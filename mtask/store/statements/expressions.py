@@ -34,7 +34,7 @@ def literal(value: Any) -> Expression:
     return {"$literal": value}
 
 
-def index_of_id(task_ids: Sequence[str]) -> Expression:
+def index_of_id(task_ids: Sequence[Any]) -> Expression:
     """Return the index of the task's `_id` in `task_ids`, which must hold it.
 
     The server looks for the id in one text, in which each id has the same room. `$indexOfArray` would copy the array
@@ -42,17 +42,17 @@ def index_of_id(task_ids: Sequence[str]) -> Expression:
     """
     if len(task_ids) == 1:
         return 0
-    room = max(map(_size, task_ids)) + 2
-    if not _fit_in_text(task_ids, room):
+    room = _room_for(task_ids)
+    if room is None:
         return {"$indexOfArray": [literal(list(task_ids)), "$_id"]}
     rows = [f"{_BEGIN}{task_id}{_END}" + " " * (room - 2 - _size(task_id)) for task_id in task_ids]
     return {"$divide": [_place_of_id("".join(rows)), room]}
 
 
-def number_of_id(task_ids: Sequence[str]) -> Expression:
+def number_of_id(task_ids: Sequence[Any]) -> Expression:
     """Return the index of the task's `_id` in `task_ids`, which must hold it, as a text."""
     digits = len(str(len(task_ids) - 1))
-    if not _fit_in_text(task_ids, max(map(_size, task_ids)) + 2 + digits):
+    if _room_for(task_ids, digits) is None:
         return {"$toString": {"$indexOfArray": [literal(list(task_ids)), "$_id"]}}
     text = "".join(f"{index:{digits}}{_BEGIN}{task_id}{_END}" for index, task_id in enumerate(task_ids))
     number = {"$substrBytes": [literal(text), {"$subtract": [_place_of_id(text), digits]}, digits]}
@@ -63,10 +63,17 @@ def _place_of_id(text: str) -> Expression:
     return {"$indexOfBytes": [literal(text), {"$concat": [_BEGIN, "$_id", _END]}]}
 
 
-def _fit_in_text(task_ids: Sequence[str], room: int) -> bool:
-    """Whether one text can hold these ids, with so many bytes for each, and an id is found in its own place only."""
+def _room_for(task_ids: Sequence[Any], more: int = 0) -> int | None:
+    """Return the bytes that each of these ids needs in one text, with so many more beside it.
+
+    None: one text cannot hold them, or an id would not be found in its own place only. A malformed task may have an
+    `_id` that is no text.
+    """
+    if not all(isinstance(task_id, str) for task_id in task_ids):
+        return None
+    room = max(map(_size, task_ids)) + len(_BEGIN + _END) + more
     joined = "".join(task_ids)
-    return _BEGIN not in joined and _END not in joined and room * len(task_ids) <= _MOST_TEXT
+    return room if _BEGIN not in joined and _END not in joined and room * len(task_ids) <= _MOST_TEXT else None
 
 
 def _size(text: str) -> int:

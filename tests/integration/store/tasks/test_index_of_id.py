@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from mtask.store.statements import expressions as x
 from tests.mongo import Client
 
-GROUPS: dict[str, list[str]] = {
+GROUPS: dict[str, list[Any]] = {
     "one": ["task:1"],
     "each the beginning of another": ["task:1", "task:10", "task:1 0", "task:100", "task:", "task"],
     "each the end of another": ["xtask:1", "task:1", "1", ":1"],
@@ -26,23 +27,24 @@ GROUPS: dict[str, list[str]] = {
         "task:a\t0\ntask:b",
         "task:b",
     ],
+    "malformed": ["task:1", 7, None, "7", "", b"task:1", {"a": 1}],
     "with spaces": [" ", "  ", "task: ", "task:", " task:"],
     "four hundred": [f"task:{number}" for number in range(400)],
     "too long for one text": [f"task:{number}" + "k" * 900 for number in range(60)],
 }
 
 
-def found(mongo: Client, database_name: str, task_ids: Sequence[str]) -> dict[str, tuple[float, str]]:
-    """Return what the server finds for each of these ids: its index, and the same as a text."""
+def found(mongo: Client, database_name: str, task_ids: Sequence[Any]) -> dict[str, tuple[float, str]]:
+    """Return what the server finds for each of these ids, by its `repr`: its index, and the same as a text."""
     collection = mongo[database_name]["ids"]
     collection.delete_many({})
     collection.insert_many({"_id": task_id} for task_id in task_ids)
     index = {"index": {"$add": [x.index_of_id(task_ids), 0]}, "number": x.number_of_id(task_ids)}
-    return {row["_id"]: (row["index"], row["number"]) for row in collection.aggregate([{"$project": index}])}
+    return {repr(row["_id"]): (row["index"], row["number"]) for row in collection.aggregate([{"$project": index}])}
 
 
-def expected(task_ids: Sequence[str]) -> dict[str, tuple[float, str]]:
-    return {task_id: (index, str(index)) for index, task_id in enumerate(task_ids)}
+def expected(task_ids: Sequence[Any]) -> dict[str, tuple[float, str]]:
+    return {repr(task_id): (index, str(index)) for index, task_id in enumerate(task_ids)}
 
 
 @pytest.mark.parametrize("name", GROUPS)
