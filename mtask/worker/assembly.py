@@ -269,7 +269,7 @@ class Assembly:
         origin = Origin(
             given.uri, given.database, self.scope.worker_id, logs.log_format, logs.keep, encryption=given.encryption
         )
-        return Executors(options, origin, self.scope, pinger, self.connections.store, keeper)
+        return Executors(options, origin, pinger, self.connections.store, keeper)
 
 
 def _connect(parts: Parts) -> None:

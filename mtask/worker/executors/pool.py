@@ -27,7 +27,6 @@ from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.running.caller import Called
 from mtask.worker.running.outcomes import ExecutorDied
 from mtask.worker.state.held_run import EndReason, HeldRun
-from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
 
 #: The time between two looks at the memory and the leases of busy executors, in seconds.
@@ -56,7 +55,6 @@ class Executors:
         self,
         options: ExecutorOptions,
         origin: Origin,
-        scope: Scope,
         pinger: Pinger,
         store: AsyncStore,
         keeper: LogKeeper | None = None,
@@ -64,7 +62,6 @@ class Executors:
         """`keeper` keeps the lines that handlers log."""
         self._options = options
         self._origin = origin
-        self._scope = scope
         self._reports = Reports(pinger, store, keeper, lambda run, executor: self._by_run.get(run.run_id) is executor)
         self._all: set[Executor] = set()
         self._idle: list[Executor] = []
@@ -214,7 +211,7 @@ class Executors:
         self._give(executor)
 
     def _give(self, executor: Executor) -> None:
-        while self._waiting:
+        if self._waiting:
             wait = self._waiting.popleft()
             del self._by_run[wait.run.run_id]
             executor.state = State.BUSY
