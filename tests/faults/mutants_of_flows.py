@@ -226,7 +226,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "flows-of-others-are-not-heard-of",
         "A worker that serves another queue does not look after what the only other worker left, for 20 s.",
-        (Edit("mtask/store/streams/wanted.py", '{"$or": [is_news, _BEGINS_FLOW]}', "is_wanted"),),
+        (Edit("mtask/store/streams/concerns.py", '{"$or": [is_news, _BEGINS_FLOW]}', "is_wanted"),),
         (f"{_WORKER_TESTS}::test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it",),
     ),
     Mutation(

@@ -19,7 +19,7 @@ _PUBLISHING = "mtask/store/tasks/publishing.py"
 _REQUESTS = "mtask/store/statements/requests.py"
 _RULES = "mtask/model/rules.py"
 _TWINS = "mtask/store/statements/rules.py"
-_WANTED = "mtask/store/streams/wanted.py"
+_CONCERNS = "mtask/store/streams/concerns.py"
 _WATCH = "mtask/store/streams/wakeups.py"
 _WORKERS = "mtask/store/workers.py"
 
@@ -64,13 +64,13 @@ STORE_MUTATIONS = (
     Mutation(
         "place-of-an-id-that-begins-so",
         "A task gets the outcome of another task of its group, whose key begins with its own.",
-        (Edit(_EXPRESSIONS, '{"$concat": [_BEGIN, "$_id", _END]}', '{"$concat": [_BEGIN, "$_id"]}'),),
+        (Edit(_EXPRESSIONS, '{"$concat": [_BEGIN, task_id, _END]}', '{"$concat": [_BEGIN, task_id]}'),),
         (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
     ),
     Mutation(
         "place-of-an-id-that-ends-so",
         "A task gets the outcome of another task of its group, whose key ends with its own, or the claim fails.",
-        (Edit(_EXPRESSIONS, '{"$concat": [_BEGIN, "$_id", _END]}', '{"$concat": ["$_id", _END]}'),),
+        (Edit(_EXPRESSIONS, '{"$concat": [_BEGIN, task_id, _END]}', '{"$concat": [task_id, _END]}'),),
         (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
     ),
     Mutation(
@@ -82,8 +82,14 @@ STORE_MUTATIONS = (
     Mutation(
         "place-of-an-id-that-is-no-text",
         "A malformed task whose `_id` is no text keeps the other tasks of its group from being changed.",
-        (Edit(_EXPRESSIONS, "if not all(isinstance(task_id, str) for task_id in task_ids):", "if not task_ids:"),),
+        (Edit(_EXPRESSIONS, "if not all(type(task_id) is str for task_id in task_ids):", "if not task_ids:"),),
         (f"{_PLACES}::test_server_finds_each_id_in_its_own_place",),
+    ),
+    Mutation(
+        "place-of-an-id-that-is-a-symbol",
+        "A malformed task whose `_id` is a symbol, which the driver reads as a text, holds up its group.",
+        (Edit(_EXPRESSIONS, 'task_id = {"$substrBytes": ["$_id", 0, -1]}', 'task_id = "$_id"'),),
+        (f"{_PLACES}::test_server_finds_an_id_that_is_a_symbol",),
     ),
     Mutation(
         "place-of-an-id-by-letters",
@@ -299,7 +305,7 @@ STORE_MUTATIONS = (
         "stream-with-a-frozen-time",
         "The change stream's filter holds the time of its opening, and hides ever more as it ages.",
         (
-            Edit(_WANTED, '{"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},',
+            Edit(_CONCERNS, '{"$lte": [instant, {"$add": ["$wallTime", horizon_ms]}]},',
                  f'{{"$lte": [instant, {{"$add": [{_LOCAL_NOW}, horizon_ms]}}]}},'),
         ),
         (f"{_INSTANTS}::test_change_streams_filter_holds_no_instant_that_would_age",),

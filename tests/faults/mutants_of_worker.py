@@ -41,7 +41,7 @@ _REST = "tests/integration/worker/discovery/test_rest.py"
 _HEARING = "tests/integration/worker/discovery/test_hearing.py"
 _WAKEUP_TESTS = "tests/integration/store/streams/test_wakeups.py"
 _WAKEUPS = "mtask/store/streams/wakeups.py"
-_WANTED = "mtask/store/streams/wanted.py"
+_CONCERNS = "mtask/store/streams/concerns.py"
 _HEARING_CODE = "mtask/worker/discovery/hearing.py"
 _OVERFLOW = "mtask/worker/claiming/overflow.py"
 _LOOKS = "mtask/worker/discovery/looks.py"
@@ -178,7 +178,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "not-simple-and-unheard",
         "A worker of a fleet hears of a task that wants several workers only if it is one of the first two.",
-        (Edit(_WANTED, 'return {"$or": [{"$not": [is_shared]}, *is_ours]}', 'return {"$or": is_ours}'),),
+        (Edit(_CONCERNS, 'return {"$or": [{"$not": [is_shared]}, *is_ours]}', 'return {"$or": is_ours}'),),
         (f"{_WAKEUP_TESTS}::test_stream_with_shares_tells_of_their_simple_tasks_and_of_all_that_are_not_simple",),
     ),
     Mutation(
@@ -209,13 +209,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "stopping-unheard",
         "Workers hear that another one stops only when it has stopped.",
-        (Edit(_WANTED, "[WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]", "[WorkerStatus.STOPPED.value]"),),
+        (Edit(_CONCERNS, "[WorkerStatus.STOPPING.value, WorkerStatus.STOPPED.value]", "[WorkerStatus.STOPPED.value]"),),
         (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
     ),
     Mutation(
         "appeal-unheard",
         "A worker does not hear that others have no room.",
-        (Edit(_WANTED, '{"$or": [asks_me, left, resized, _APPEALS]}', '{"$or": [asks_me, left, resized]}'),),
+        (Edit(_CONCERNS, '{"$or": [asks_me, left, resized, _APPEALS]}', '{"$or": [asks_me, left, resized]}'),),
         (f"{_WAKEUP_TESTS}::test_appeals_and_ends_of_other_workers_are_told",),
     ),
     Mutation(

@@ -37,6 +37,9 @@ def literal(value: Any) -> Expression:
 def index_of_id(task_ids: Sequence[Any]) -> Expression:
     """Return the index of the task's `_id` in `task_ids`, which must hold it.
 
+    The statement fails for any other task. So it needs the hint `_id_`: with another index, the server may evaluate the
+    filter on other tasks.
+
     The server looks for the id in one text, in which each id has the same room. `$indexOfArray` would copy the array
     for each task, and with it a reference to each of its texts.
     """
@@ -50,7 +53,7 @@ def index_of_id(task_ids: Sequence[Any]) -> Expression:
 
 
 def number_of_id(task_ids: Sequence[Any]) -> Expression:
-    """Return the index of the task's `_id` in `task_ids`, which must hold it, as a text."""
+    """Return, as a text, the index of the task's `_id` in `task_ids`, which must hold it. See `index_of_id`."""
     digits = len(str(len(task_ids) - 1))
     if _room_for(task_ids, digits) is None:
         return {"$toString": {"$indexOfArray": [literal(list(task_ids)), "$_id"]}}
@@ -60,16 +63,18 @@ def number_of_id(task_ids: Sequence[Any]) -> Expression:
 
 
 def _place_of_id(text: str) -> Expression:
-    return {"$indexOfBytes": [literal(text), {"$concat": [_BEGIN, "$_id", _END]}]}
+    # The id of a malformed task may be a symbol. The driver reads it as a text, but the server joins it with no text.
+    task_id = {"$substrBytes": ["$_id", 0, -1]}
+    return {"$indexOfBytes": [literal(text), {"$concat": [_BEGIN, task_id, _END]}]}
 
 
 def _room_for(task_ids: Sequence[Any], more: int = 0) -> int | None:
     """Return the bytes that each of these ids needs in one text, with so many more beside it.
 
-    None: one text cannot hold them, or an id would not be found in its own place only. A malformed task may have an
+    None: one text cannot hold them, or an id might not be found in its own place only. A malformed task may have an
     `_id` that is no text.
     """
-    if not all(isinstance(task_id, str) for task_id in task_ids):
+    if not all(type(task_id) is str for task_id in task_ids):
         return None
     room = max(map(_size, task_ids)) + len(_BEGIN + _END) + more
     joined = "".join(task_ids)

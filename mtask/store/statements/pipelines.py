@@ -71,8 +71,9 @@ def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
 def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     """Close the runs that the outcomes name.
 
-    One pipeline closes the runs of several tasks. The server finds the outcome of each task by `_id` in a literal
-    array. There must be one outcome per task. Either all outcomes are successes, or none is.
+    One pipeline closes the runs of several tasks. The server finds the place of each task by its `_id`, and takes its
+    outcome from a literal array at this place. There must be one outcome per task. Either all outcomes are successes,
+    or none is.
     """
     ids = [outcome.task_id for outcome in outcomes]
     index = x.index_of_id(ids)

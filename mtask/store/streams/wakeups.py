@@ -1,7 +1,7 @@
 """The worker's change stream: it lets through only the changes that concern the worker.
 
-Each worker process has one stream over the database, on a client of its own. `wanted.pipeline` tells which changes
-concern it.
+Each worker process has one stream over the database, on a client of its own. `concerns.pipeline` tells which
+changes concern the worker.
 
 On the server, each write wakes every waiting stream, even if the stream's filter then drops the change. Each wake-up
 costs 30 us or more. So when writes are dense, the worker does not wait in the stream, but reads it every 20 ms.
@@ -25,7 +25,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import CONTROLS, SCHEDULES, WORKERS, AsyncStore, bounded
 from mtask.store.statements.filters import Shares
-from mtask.store.streams import wanted
+from mtask.store.streams import concerns
 from mtask.store.streams.traffic import Density, Traffic
 
 Document = dict[str, Any]
@@ -102,7 +102,7 @@ class Stream:
         traffic: Traffic | None = None,
     ) -> Stream:
         """Open a stream that begins now. `traffic` is what is known of the server's writes. Raises DatabaseError."""
-        stream = cls(store, partial(wanted.pipeline, worker_id, queues, horizon_ms), traffic or Traffic(monotonic()))
+        stream = cls(store, partial(concerns.pipeline, worker_id, queues, horizon_ms), traffic or Traffic(monotonic()))
         with bounded(_OPEN_TIMEOUT):
             stream._session = store.client.start_session(causal_consistency=False)
             try:

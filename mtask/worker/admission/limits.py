@@ -96,7 +96,7 @@ class Limits:
 
         Raises DatabaseError. The permits that were granted before the error are given back.
         """
-        wanted = {task.id: task for task in tasks if not self.parking.has_to_wait(task)}
+        wanted = {task.id: task for task in tasks if not self.parking.park_task(task)}
         asked: set[PermitPool] = set()
         held: dict[str, list[HeldPermit]] = {}
         granted: dict[str, list[PermitPool]] = {}

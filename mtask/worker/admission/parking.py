@@ -11,7 +11,7 @@ from time import monotonic
 from mtask.model.documents import StoredTask
 from mtask.store.queues.permits import PermitGrant, PermitPool, PermitRequest
 from mtask.worker.admission.controls import Controls
-from mtask.worker.admission.parked import ParkedTasks, Rank
+from mtask.worker.admission.parked_tasks import ParkedTasks, Rank
 from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
@@ -19,15 +19,15 @@ from mtask.worker.state.timing import wake_or_wait
 #: The first and the longest pause before the next request to a pool that had no free permit, in seconds. Each refusal
 #: doubles the pause. A random factor keeps the workers from sending their requests at the same instant.
 _CROWDED, _MAX_CROWDED = 0.25, 1.0
-#: The time after a request for a permit before a search for dead runs, in seconds. A pool is searched if runs hold all
-#: its permits.
+#: The time from a refusal to a search for dead runs, and the least time between two searches, in seconds. A pool is
+#: searched if runs hold all its permits.
 RECLAIM = 0.5
 #: The first two numbers: the least time between two scans for more waiting tasks, in seconds, if the first scan was
 #: useful, and if it was not. The third number: a scan was useful if at least this number of permits was granted after
 #: it.
 _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
-#: The least number of parked tasks that are kept: for the pool of a queue, and for the pool of a limit_key. Further
-#: tasks may be dropped. A scan finds dropped tasks again.
+#: The least number of parked tasks that are kept: for the pool of a queue, and for the pool of a limit_key or a
+#: tenant. Further tasks may be dropped. A scan finds dropped tasks again.
 _PARKED, _PARKED_OF_KEY = 1_000, 10
 #: The most tenants with parked tasks that are scanned one by one in one round of scans. The others follow.
 _TENANTS_APART = 16
@@ -38,7 +38,7 @@ _MAX_LEFT_OUT = 5_000
 
 @dataclass(frozen=True, slots=True)
 class ScanTarget:
-    """The queues that one scan covers, and the limit_keys that the scan excludes."""
+    """The queues that one scan covers, and the limit_keys and tenants that the scan excludes."""
 
     queues: list[str]
     #: The limit_keys whose tasks the scan excludes.
@@ -76,9 +76,9 @@ class Parking:
         #: The timer of the next scan for more tasks.
         self._more: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
-        self.is_closed = False  #: whether no task tries again
+        self.is_closed = False  #: whether no task tries again: see `close`
 
-    def park(self, entry: Entry) -> bool:
+    def park_entry(self, entry: Entry) -> bool:
         """Park a task if its queue or its tenant has no free permit now; return whether the task is parked."""
         pools = () if entry.queue is None else _pools_of(entry.queue, None, entry.tenant)
         parked = next((blocked for pool in pools if (blocked := self._blocked(pool)) is not None), None)
@@ -160,7 +160,7 @@ class Parking:
                 parked.has_more |= pool.queue is None or pool.queue in target.queues
         self._ask_for_more()
 
-    def has_to_wait(self, task: StoredTask) -> bool:
+    def park_task(self, task: StoredTask) -> bool:
         """Park the task without a request if one of its pools is blocked; return whether the task is parked."""
         for pool in _pools_of(task.queue, task.task_option.limit_key, task.tenant):
             parked = self._blocked(pool)
@@ -222,7 +222,7 @@ class Parking:
             self._signals.tasks_doubtful.send(gone)
 
     async def wait(self) -> None:
-        """Wait until parked tasks are to try again, a pool is to be searched for dead runs, or `close`."""
+        """Wait until parked tasks or a search for dead runs may be due, until their times change, or until `close`."""
         self._wake.clear()
         moments = [
             moment
@@ -238,7 +238,10 @@ class Parking:
         self.try_again([pool for pool, parked in self._parked.items() if parked.retry_at <= now])
 
     def crowded(self, now: float) -> dict[PermitPool, ParkedTasks]:
-        """Return the pools that are to be searched for dead runs by `now` (monotonic seconds)."""
+        """Return the pools whose search for dead runs is due by `now` (monotonic seconds), with their parked tasks.
+
+        The caller sets the time of the next search.
+        """
         return {
             pool: parked
             for pool, parked in self._parked.items()
@@ -246,7 +249,7 @@ class Parking:
         }
 
     def close(self) -> None:
-        """Let no task try again from now on."""
+        """Let no task try again, and ask for no further scan, from now on. This ends `wait`."""
         self.is_closed = True
         self._wake.set()
 

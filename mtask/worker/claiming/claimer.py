@@ -137,7 +137,7 @@ class Claimer:
                 return _MAX_GATHER - waited  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
             if is_limited:
-                entries = [entry for entry in entries if not self._parking.park(entry)]
+                entries = [entry for entry in entries if not self._parking.park_entry(entry)]
                 if not entries:
                     continue
             else:

@@ -1,4 +1,4 @@
-"""The origin of executors: what those of one worker get from it."""
+"""What the executors of a worker get from it at their start."""
 
 from __future__ import annotations
 

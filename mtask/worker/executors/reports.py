@@ -46,7 +46,7 @@ def take_done(run: HeldRun, done: Message, called: Called) -> None:
 
 
 class Reports:
-    """Takes what runs report from executors while their handlers are under way."""
+    """Takes what runs report from executors, and settles the transactions of executors that died."""
 
     def __init__(
         self,
@@ -138,5 +138,5 @@ class Reports:
         task.add_done_callback(self._jobs.discard)
 
     async def wait(self) -> None:
-        """Wait until all reports are worked off."""
+        """Wait for the reports that are being worked off."""
         await asyncio.gather(*self._jobs, return_exceptions=True)

@@ -18,7 +18,7 @@ from mtask.store.queues import permits
 from mtask.store.queues.permits import HeldPermit, PermitPool, PermitRequest
 from mtask.store.statements.filters import LAST_TIME
 from mtask.store.statements.outcome import Outcome
-from mtask.store.streams import wanted
+from mtask.store.streams import concerns
 from mtask.store.tasks import claims, finding, publishing, queries, retention
 from mtask.store.tasks.publishing import NewTask, Policy
 
@@ -97,7 +97,7 @@ def test_requests_for_one_simple_task_are_short() -> None:
 
 
 def test_change_streams_filter_holds_no_instant_that_would_age() -> None:
-    assert set(instants_in(wanted.pipeline("w", ["default"], 10_000))) <= {LAST_TIME}
+    assert set(instants_in(concerns.pipeline("w", ["default"], 10_000))) <= {LAST_TIME}
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy("reject"), Policy(clean_failed=True)], ids=repr)

@@ -1,1 +1,1 @@
-"""Janitors: they do what died processes left undone, and find tasks that no scan for due tasks finds."""
+"""Janitors: they do what dead processes left undone, and find tasks that no scan for due tasks finds."""

@@ -1,6 +1,6 @@
-"""The janitor: settles lapsed runs that no worker has rescued, and finds malformed documents and unserved names.
+"""The janitor of tasks: settles lapsed runs that no worker has rescued, and finds malformed and unserved tasks.
 
-The loop in `Scans.run` calls the janitor at intervals, and again after the database has failed.
+The loop in `Scans.run` calls it at intervals, and again after the database has failed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from mtask.store import workers
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.statements.filters import Shares
 from mtask.store.statements.outcome import Outcome
-from mtask.store.streams import wakeups, wanted
+from mtask.store.streams import concerns, wakeups
 from mtask.store.streams.traffic import Density
 from mtask.store.streams.wakeups import Stream
 from mtask.store.tasks import claims, queries
@@ -37,7 +37,7 @@ _ID = {"_id": "task:k"}
 
 def heard(store: SyncStore, change: Callable[[], object]) -> list[dict[str, Any]]:
     """Return what the stream tells of the task k, from before the change until after it."""
-    with store.database.watch(wanted.pipeline("other", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
+    with store.database.watch(concerns.pipeline("other", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
         change()
         publish(store, "last")
         told: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def test_changes_by_hand_are_heard_though_the_document_says_that_it_was_quiet_be
 
 def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
     """Where the server could not rewrite the condition, each event would be made first: twice the cost."""
-    stages = [{"$changeStream": {}}, *wanted.pipeline("w", ["default"], _HORIZON_MS)]
+    stages = [{"$changeStream": {}}, *concerns.pipeline("w", ["default"], _HORIZON_MS)]
     plan = store.database.command("explain", {"aggregate": 1, "pipeline": stages, "cursor": {}})
     assert "o.diff.u.quiet_time" in str(plan["stages"][0])
 
@@ -116,7 +116,7 @@ def test_quiet_changes_are_left_out_on_the_oplog(store: SyncStore) -> None:
 
 def told_of(store: SyncStore, shares: Shares, *documents: dict[str, Any]) -> set[Any]:
     """Return the ids of those of these new tasks of which a stream with these shares tells. The first one is told."""
-    stages = wanted.pipeline("me", ["default"], _HORIZON_MS, shares)
+    stages = concerns.pipeline("me", ["default"], _HORIZON_MS, shares)
     with store.database.watch(stages, max_await_time_ms=200) as stream:
         first, *others = documents
         store.database.command(
@@ -201,7 +201,7 @@ def test_appeals_and_ends_of_other_workers_are_told(store: SyncStore) -> None:
 
     for worker_id in ("me", "other", "third"):
         register(store, worker_id, ["task"])
-    with store.database.watch(wanted.pipeline("me", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
+    with store.database.watch(concerns.pipeline("me", ["default"], _HORIZON_MS), max_await_time_ms=200) as stream:
         beat("other")
         beat("other", appeal_cnt=1)
         beat("other", appeal_cnt=1)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from bson.code import Code
+from bson.raw_bson import RawBSONDocument
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pymongo.collection import Collection
 
 from mtask.store.statements import expressions as x
 from tests.mongo import Client
@@ -27,7 +30,7 @@ GROUPS: dict[str, list[Any]] = {
         "task:a\t0\ntask:b",
         "task:b",
     ],
-    "malformed": ["task:1", 7, None, "7", "", b"task:1", {"a": 1}],
+    "malformed": ["task:1", 7, None, "7", "", b"task:1", {"a": 1}, Code("task:1")],
     "with spaces": [" ", "  ", "task: ", "task:", " task:"],
     "four hundred": [f"task:{number}" for number in range(400)],
     "too long for one text": [f"task:{number}" + "k" * 900 for number in range(60)],
@@ -39,6 +42,10 @@ def found(mongo: Client, database_name: str, task_ids: Sequence[Any]) -> dict[st
     collection = mongo[database_name]["ids"]
     collection.delete_many({})
     collection.insert_many({"_id": task_id} for task_id in task_ids)
+    return found_in(collection, task_ids)
+
+
+def found_in(collection: Collection[dict[str, Any]], task_ids: Sequence[Any]) -> dict[str, tuple[float, str]]:
     index = {"index": {"$add": [x.index_of_id(task_ids), 0]}, "number": x.number_of_id(task_ids)}
     return {repr(row["_id"]): (row["index"], row["number"]) for row in collection.aggregate([{"$project": index}])}
 
@@ -56,3 +63,15 @@ def test_server_finds_each_id_in_its_own_place(mongo: Client, database_name: str
 @given(st.lists(st.text(st.sampled_from("\n\t\0 :a1é😀"), max_size=6), min_size=1, max_size=30, unique=True))
 def test_server_finds_any_id_in_its_own_place(mongo: Client, database_name: str, task_ids: list[str]) -> None:
     assert found(mongo, database_name, task_ids) == expected(task_ids)
+
+
+def test_server_finds_an_id_that_is_a_symbol(mongo: Client, database_name: str) -> None:
+    collection = mongo[database_name]["ids"]
+    # This driver writes no symbol, and reads one as a text.
+    element = b"\x0e_id\0" + (7).to_bytes(4, "little") + b"task:2\0"
+    symbol = RawBSONDocument((len(element) + 5).to_bytes(4, "little") + element + b"\0")
+    mongo[database_name].command("insert", "ids", documents=[{"_id": "task:1"}, symbol, {"_id": "task:3"}])
+    task_ids = [row["_id"] for row in collection.find({}, sort=[("_id", 1)])]
+    assert task_ids == ["task:1", "task:2", "task:3"]
+    assert collection.find_one({"_id": {"$type": "symbol"}}) == {"_id": "task:2"}
+    assert found_in(collection, task_ids) == expected(task_ids)

@@ -268,7 +268,7 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
 
 
 def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
-    """Record the tasks that the worker's limits let go from now on; without `goes_on` nothing else hears of them."""
+    """Record the tasks that the worker's parking lets go from now on; without `goes_on` nothing else hears of them."""
     parking: Any = bench.worker.parts.limits.parking
     signals, freed = parking._signals, list[list[str]]()
 
