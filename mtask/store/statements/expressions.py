@@ -52,31 +52,21 @@ def index_of_id(task_ids: Sequence[Any]) -> Expression:
     return {"$divide": [_place_of_id("".join(rows)), room]}
 
 
-def number_of_id(task_ids: Sequence[Any]) -> Expression:
-    """Return, as a text, the index of the task's `_id` in `task_ids`, which must hold it. See `index_of_id`."""
-    digits = len(str(len(task_ids) - 1))
-    if _room_for(task_ids, digits) is None:
-        return {"$toString": {"$indexOfArray": [literal(list(task_ids)), "$_id"]}}
-    text = "".join(f"{index:{digits}}{_BEGIN}{task_id}{_END}" for index, task_id in enumerate(task_ids))
-    number = {"$substrBytes": [literal(text), {"$subtract": [_place_of_id(text), digits]}, digits]}
-    return {"$ltrim": {"input": number}}
-
-
 def _place_of_id(text: str) -> Expression:
     # The id of a malformed task may be a symbol. The driver reads it as a text, but the server joins it with no text.
     task_id = {"$substrBytes": ["$_id", 0, -1]}
     return {"$indexOfBytes": [literal(text), {"$concat": [_BEGIN, task_id, _END]}]}
 
 
-def _room_for(task_ids: Sequence[Any], more: int = 0) -> int | None:
-    """Return the bytes that each of these ids needs in one text, with so many more beside it.
+def _room_for(task_ids: Sequence[Any]) -> int | None:
+    """Return the bytes that each of these ids needs in one text.
 
     None: one text cannot hold them, or an id might not be found in its own place only. A malformed task may have an
     `_id` that is no text.
     """
     if not all(type(task_id) is str for task_id in task_ids):
         return None
-    room = max(map(_size, task_ids)) + len(_BEGIN + _END) + more
+    room = max(map(_size, task_ids)) + len(_BEGIN + _END)
     joined = "".join(task_ids)
     return room if _BEGIN not in joined and _END not in joined and room * len(task_ids) <= _MOST_TEXT else None
 

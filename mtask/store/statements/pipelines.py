@@ -65,7 +65,7 @@ def run_id_in_group(token: str, task_ids: Sequence[str]) -> x.Expression:
     """Return an expression for a task's run_id. It joins the claim's random token and the index in `task_ids`."""
     if len(task_ids) == 1:
         return x.literal(f"{token}-0")
-    return {"$concat": [f"{token}-", x.number_of_id(task_ids)]}
+    return {"$concat": [f"{token}-", {"$toString": x.index_of_id(task_ids)}]}
 
 
 def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:

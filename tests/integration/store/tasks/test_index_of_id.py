@@ -46,7 +46,7 @@ def found(mongo: Client, database_name: str, task_ids: Sequence[Any]) -> dict[st
 
 
 def found_in(collection: Collection[dict[str, Any]], task_ids: Sequence[Any]) -> dict[str, tuple[float, str]]:
-    index = {"index": {"$add": [x.index_of_id(task_ids), 0]}, "number": x.number_of_id(task_ids)}
+    index = {"index": {"$add": [x.index_of_id(task_ids), 0]}, "number": {"$toString": x.index_of_id(task_ids)}}
     return {repr(row["_id"]): (row["index"], row["number"]) for row in collection.aggregate([{"$project": index}])}
 
 
