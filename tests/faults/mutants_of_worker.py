@@ -5,6 +5,10 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/worker/claiming/claimer.py"
+_NEXT_GROUP = "mtask/worker/claiming/next_group.py"
+_NEXT_GROUPS = "tests/unit/worker/claiming/test_next_group.py"
+_PACE = "mtask/worker/claiming/pace.py"
+_PACES = "tests/unit/worker/claiming/test_pace.py"
 _SENDER = "mtask/worker/claiming/sender.py"
 _ADOPTION = "mtask/worker/claiming/adoption.py"
 _SCANS = "mtask/worker/discovery/scans.py"
@@ -659,6 +663,36 @@ WORKER_MUTATIONS = (
         (Edit("mtask/worker/claiming/slots.py", "self._signals.slot_left.send()\n\n    def add", "\n    def add"),),
         ("tests/integration/worker/claiming/test_claims.py::"
          "test_each_slot_that_becomes_free_is_filled_though_no_hint_comes",),
+    ),
+    Mutation(
+        "last-group-held-back",
+        "The last tasks of a backlog wait for the claim before theirs, though no further task can join them.",
+        (Edit(_NEXT_GROUP, "min(left, self._queued_at + _QUIET - now)", "left"),),
+        (_NEXT_GROUPS,),
+    ),
+    Mutation(
+        "last-group-not-held-back",
+        "Tasks that come one after the other get a claim each, beside the claims that are under way.",
+        (Edit(_NEXT_GROUP, "_QUIET = 0.01", "_QUIET = 0.0"),),
+        (_NEXT_GROUPS,),
+    ),
+    Mutation(
+        "rest-counted",
+        "A worker that had nothing to do takes the next tasks for slow ones.",
+        (Edit(_PACE, "now - self._landed_at - rest", "now - self._landed_at"),),
+        (_PACES,),
+    ),
+    Mutation(
+        "pace-of-an-earlier-burst",
+        "A worker claims tasks ahead at the pace of tasks that ended a minute ago.",
+        (Edit(_PACE, "if rest >= _PAUSE:", "if rest < 0:"),),
+        (_PACES,),
+    ),
+    Mutation(
+        "rest-untold",
+        "The pace does not hear that no run is left.",
+        (Edit("mtask/worker/claiming/slots.py", "if not self.running_cnt:", "if self.running_cnt < 0:"),),
+        ("tests/integration/worker/claiming/test_ahead.py::test_rest_after_the_last_run_is_no_time_of_runs",),
     ),
     Mutation(
         "claimed-in-vain-at-a-rate",

@@ -7,6 +7,7 @@ from functools import partial
 from time import monotonic
 
 from mtask.worker.admission.admission import Admission
+from mtask.worker.claiming.next_group import NextGroup
 from mtask.worker.claiming.overflow import Overflow
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
@@ -18,13 +19,6 @@ from mtask.worker.state.timing import wake_or_wait
 
 MAX_GROUP = 400
 MAX_IN_FLIGHT = 4
-#: The least number of tasks in a group that is claimed while another group is under way. It is half of what the worker
-#: could claim if it held nothing, within these bounds: small groups cost the server and the worker more for each task.
-#: If the next task is a rescue, the group may be smaller.
-_MIN_FURTHER, _MAX_FURTHER = 50, 360
-#: The longest time for which a smaller group waits after the previous group's claim began, in seconds. So a slow claim
-#: does not hold the next group back for longer.
-_MAX_GATHER = 0.2
 #: The most unwritten outcomes. While there are more, the worker claims no tasks.
 _MAX_UNWRITTEN = 2_000
 _PAUSE = 0.05
@@ -55,7 +49,7 @@ class Claimer:
         self._overflow = overflow
         self._wake = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._launched_at = 0.0
+        self._next_group = NextGroup()
         self._is_stopping = False
 
     def wake(self) -> None:
@@ -130,11 +124,16 @@ class Claimer:
                 room = self._slots.free_cnt  # the claim uses up the permit, so the run must start at once
                 if room <= 0:
                     return None
-            waited = now - self._launched_at
-            further = min(max(_MIN_FURTHER, self._slots.all_cnt // 2), _MAX_FURTHER)
-            is_worth_it = min(room, len(self._queue)) >= further or self._queue.is_rescue_next
-            if self._in_flight and not is_worth_it and waited < _MAX_GATHER:
-                return _MAX_GATHER - waited  # more tasks join meanwhile; the end of the current claim wakes the loop
+            if self._in_flight and not self._queue.is_rescue_next:
+                left = self._next_group.seconds_left(
+                    now,
+                    room=room,
+                    waiting=len(self._queue),
+                    queued=self._queue.queued_cnt,
+                    most=self._slots.all_cnt,
+                )
+                if left > 0:
+                    return left  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
             if is_limited:
                 entries = [entry for entry in entries if not self._parking.park_entry(entry)]
@@ -164,7 +163,7 @@ class Claimer:
         )
         job = asyncio.get_running_loop().create_task(sender.claim(task_ids, claim))
         self._in_flight.add(job)
-        self._launched_at = now
+        self._next_group.began(now)
         job.add_done_callback(self._landed)
 
     def _without_locked(self, entries: list[Entry]) -> list[Entry]:

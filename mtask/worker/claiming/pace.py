@@ -8,9 +8,10 @@ from time import monotonic
 
 #: The longest time for which a claimed run waits for a slot, in seconds. After this time the run is handed back.
 PATIENCE = 0.5
-#: The number of tasks to claim ahead, as a multiple of the number of runs that end during a claim. The factor is more
-#: than 1, because the next group gathers while one group is under way.
-_SHARE = 2.0
+#: The number of tasks to claim ahead, as a multiple of the number of runs that end during a claim. The runs that wait
+#: keep the slots busy while claims or scans take long. And the larger the multiple, the sooner the worker is at its
+#: capacity.
+_SHARE = 8.0
 #: The number of tasks claimed ahead is at most the number of runs that end within this time, in seconds.
 _MAX_SPAN = 0.25
 #: The time constant of the moving average of the rate at which runs end, in seconds.
@@ -35,12 +36,15 @@ class Pace:
     If handlers are quick, slots become free while a claim is under way. Tasks that were claimed ahead keep these slots
     busy. With more tasks claimed ahead, more runs end during the next claim. So the number of tasks claimed ahead grows
     until the process is at its capacity. If handlers are slow, hardly any run ends during a claim, and nothing is
-    claimed ahead.
+    claimed ahead. The time in which the worker has neither runs nor claims does not count. So the first claims of a
+    burst tell how quick its handlers are.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._landed_at = clock()
+        #: The time at which the last run ended; None: there are runs, as far as this class knows.
+        self._rests_since: float | None = self._landed_at
         self._ended_since = 0
         self._ended = self._seconds = self._claim_seconds = 0.0
         self._ahead = 0
@@ -51,16 +55,25 @@ class Pace:
         """Note that a run has ended."""
         self._ended_since += 1
 
+    def rests(self) -> None:
+        """Note that no run is left."""
+        self._rests_since = self._clock()
+
     def claimed(self, seconds: float) -> None:
         """Note that a claim has ended. `seconds`: the duration of the claim."""
         now = self._clock()
-        since = min(now - self._landed_at, _PAUSE)
+        rest = max(0.0, now - seconds - self._rests_since) if self._rests_since is not None else 0.0
+        self._rests_since = None
+        if rest >= _PAUSE:
+            self.forget()  # the tasks of the next burst may be of another kind
+        since = min(now - self._landed_at - rest, _PAUSE)
         memory = exp(-since / _MEMORY)
         self._landed_at = now
         self._ended = memory * self._ended + self._ended_since
         self._seconds = memory * self._seconds + since
         self._ended_since = 0
-        self._claim_seconds += _CLAIM_SHARE * (seconds - self._claim_seconds)
+        share = _CLAIM_SHARE if self._claim_seconds else 1.0
+        self._claim_seconds += share * (seconds - self._claim_seconds)
         rate = self._ended / self._seconds if self._seconds > 0 else 0.0
         self._ahead = int(rate * min(_SHARE * self._claim_seconds, _MAX_SPAN))
 

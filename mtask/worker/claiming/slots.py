@@ -67,6 +67,8 @@ class Slots:
         self._pace.ended()
         if self._waiting:
             self.start_waiting()
+        if not self.running_cnt:
+            self._pace.rests()
         self._signals.slot_left.send()
 
     def add(self, run: HeldRun, now: float) -> None:

@@ -136,7 +136,8 @@ class PreemptionQueue:
         #: The number of ready tasks in `_turns`. While it is 0, turns cost nothing.
         self._turn_cnt = 0
         self._now = 0.0
-        self._sequence = 0
+        #: The number of tasks that were queued so far. It also numbers them: of equal tasks, the first goes first.
+        self.queued_cnt = 0
         #: The number of ready tasks for which this worker ranks first, and the number of all other ready tasks. Two
         #: more such numbers follow for the tasks of isolated handlers.
         self._ready_cnt = [0, 0, 0, 0]
@@ -196,15 +197,15 @@ class PreemptionQueue:
         kind = (rank > 0) + 2 * self.is_isolated(name)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
         self._entries[task_id] = entry
-        self._sequence += 1
+        self.queued_cnt += 1
         ready_at = entry.ready_at
         if ready_at <= self._now:
-            self._make_ready(entry, self._sequence)
+            self._make_ready(entry, self.queued_cnt)
         else:
-            heapq.heappush(self._waiting, (ready_at, self._sequence, entry))
+            heapq.heappush(self._waiting, (ready_at, self.queued_cnt, entry))
         if len(self._entries) > self.capacity + self.capacity // 4:
             self._shrink()
-        elif not self._sequence % _COUNTED and self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
+        elif not self.queued_cnt % _COUNTED and self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
             self._clear_dropped()
 
     def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:

@@ -119,6 +119,22 @@ def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurren
     asyncio.run(scenario())
 
 
+def test_rest_after_the_last_run_is_no_time_of_runs(place: Place, stage: Stage) -> None:
+    async def scenario() -> None:
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
+            pace = bench.worker.parts.slots._pace
+            for count in (1, 40):
+                await _publish(bench, f"quick-{count}", count)
+                await until(lambda: bench.count("SUCCESS") in (1, 41) and pace._rests_since is not None)
+            await _publish(bench, "blocking", SLOTS, is_blocking=True)
+            await until(lambda: stage.overlaps["now"] == SLOTS and pace._rests_since is None)
+            stage.gate.set()
+            await until(lambda: pace._rests_since is not None, message="at rest again")
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
 def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(place: Place, stage: Stage) -> None:
     async def scenario() -> None:
         async with working(*place, stage.app, concurrency=SLOTS) as bench:
