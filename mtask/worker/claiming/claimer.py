@@ -128,8 +128,8 @@ class Claimer:
                 left = self._next_group.seconds_left(
                     now,
                     room=room,
-                    waiting=len(self._queue),
-                    queued=self._queue.queued_cnt,
+                    in_queue=len(self._queue),
+                    queued_cnt=self._queue.queued_cnt,
                     most=self._slots.all_cnt,
                 )
                 if left > 0:

@@ -25,15 +25,15 @@ class NextGroup:
         """Note that the claim of a group has begun. All times are monotonic seconds."""
         self._began_at = now
 
-    def seconds_left(self, now: float, *, room: int, waiting: int, queued: int, most: int) -> float:
+    def seconds_left(self, now: float, *, room: int, in_queue: int, queued_cnt: int, most: int) -> float:
         """Return the seconds for which the next group should wait; at most 0: claim it now.
 
-        `room`: the number of tasks that may be claimed now. `waiting`: the number of tasks in the queue. `queued`: the
-        number of tasks that were queued so far. `most`: the number of runs that the worker may hold.
+        `room`: the number of tasks that may be claimed now. `in_queue`: the number of tasks in the queue. `queued_cnt`:
+        the number of tasks that were queued so far. `most`: the number of runs that the worker may hold.
         """
-        if queued != self._queued_cnt:
-            self._queued_cnt, self._queued_at = queued, now
-        if min(room, waiting) >= min(max(_MIN_FURTHER, most // 2), _MAX_FURTHER):
+        if queued_cnt != self._queued_cnt:
+            self._queued_cnt, self._queued_at = queued_cnt, now
+        if min(room, in_queue) >= min(max(_MIN_FURTHER, most // 2), _MAX_FURTHER):
             return 0.0
         left = self._began_at + _MAX_GATHER - now
-        return left if room < waiting else min(left, self._queued_at + _QUIET - now)
+        return left if room < in_queue else min(left, self._queued_at + _QUIET - now)

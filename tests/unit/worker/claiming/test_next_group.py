@@ -9,16 +9,18 @@ from mtask.worker.claiming.next_group import NextGroup
 START = 1_000.0
 
 
-def _left(after: float, *, room: int, waiting: int, most: int = 1_000, queued: int = 500, last: float = 0.0) -> float:
+def _left(
+    after: float, *, room: int, in_queue: int, most: int = 1_000, queued_cnt: int = 500, last: float = 0.0
+) -> float:
     """Return the seconds left, so long after a claim began, if the last of the tasks was queued at `last` after it."""
     group = NextGroup()
     group.began(START)
-    group.seconds_left(START + last, room=0, waiting=waiting, queued=queued, most=most)
-    return group.seconds_left(START + after, room=room, waiting=waiting, queued=queued, most=most)
+    group.seconds_left(START + last, room=0, in_queue=in_queue, queued_cnt=queued_cnt, most=most)
+    return group.seconds_left(START + after, room=room, in_queue=in_queue, queued_cnt=queued_cnt, most=most)
 
 
 @pytest.mark.parametrize(
-    ("room", "waiting", "most", "is_worth_it"),
+    ("room", "in_queue", "most", "is_worth_it"),
     [
         (360, 2_000, 1_000, True),
         (359, 2_000, 1_000, False),
@@ -30,27 +32,27 @@ def _left(after: float, *, room: int, waiting: int, most: int = 1_000, queued: i
     ],
 )
 def test_half_of_what_the_worker_may_hold_waits_for_nothing(
-    room: int, waiting: int, most: int, *, is_worth_it: bool
+    room: int, in_queue: int, most: int, *, is_worth_it: bool
 ) -> None:
-    assert (_left(0.002, room=room, waiting=waiting, most=most) <= 0) == is_worth_it
+    assert (_left(0.002, room=room, in_queue=in_queue, most=most) <= 0) == is_worth_it
 
 
 def test_fewer_wait_for_others_a_fifth_of_a_second_at_most() -> None:
-    assert _left(0.002, room=100, waiting=200) == pytest.approx(0.198)
-    assert _left(0.150, room=100, waiting=200) == pytest.approx(0.050)
-    assert _left(0.201, room=100, waiting=200) <= 0
+    assert _left(0.002, room=100, in_queue=200) == pytest.approx(0.198)
+    assert _left(0.150, room=100, in_queue=200) == pytest.approx(0.050)
+    assert _left(0.201, room=100, in_queue=200) <= 0
 
 
 def test_the_last_tasks_wait_only_while_tasks_come() -> None:
-    assert _left(0.004, room=200, waiting=200) == pytest.approx(0.006)
-    assert _left(0.011, room=200, waiting=200) <= 0
-    assert _left(0.052, room=200, waiting=200, last=0.05) == pytest.approx(0.008)
-    assert _left(0.061, room=200, waiting=200, last=0.05) <= 0
+    assert _left(0.004, room=200, in_queue=200) == pytest.approx(0.006)
+    assert _left(0.011, room=200, in_queue=200) <= 0
+    assert _left(0.052, room=200, in_queue=200, last=0.05) == pytest.approx(0.008)
+    assert _left(0.061, room=200, in_queue=200, last=0.05) <= 0
 
 
 def test_a_further_task_begins_the_wait_anew() -> None:
     group = NextGroup()
     group.began(START)
     for n in range(30):  # they come every 9 ms
-        left = group.seconds_left(START + n * 0.009, room=500, waiting=n, queued=n + 1, most=1_000)
+        left = group.seconds_left(START + n * 0.009, room=500, in_queue=n, queued_cnt=n + 1, most=1_000)
         assert left == pytest.approx(min(0.010, 0.2 - n * 0.009))
