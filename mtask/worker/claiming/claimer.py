@@ -124,7 +124,7 @@ class Claimer:
                 room = self._slots.free_cnt  # the claim uses up the permit, so the run must start at once
                 if room <= 0:
                     return None
-            if self._in_flight and not self._queue.is_rescue_next:
+            if self._in_flight and not self._queue.is_rescue_next:  # a rescue waits for no other task
                 left = self._next_group.seconds_left(
                     now,
                     room=room,
