@@ -679,13 +679,19 @@ WORKER_MUTATIONS = (
     Mutation(
         "rest-counted",
         "A worker that had nothing to do takes the next tasks for slow ones.",
-        (Edit(_PACE, "now - self._landed_at - rest", "now - self._landed_at"),),
+        (Edit(_PACE, "min(since - rest, _PAUSE)", "min(since, _PAUSE)"),),
         (_PACES,),
     ),
     Mutation(
         "pace-of-an-earlier-burst",
         "A worker claims tasks ahead at the pace of tasks that ended a minute ago.",
         (Edit(_PACE, "if rest >= _PAUSE:", "if rest < 0:"),),
+        (_PACES,),
+    ),
+    Mutation(
+        "few-runs-prove-much",
+        "A worker that has run a few quick tasks claims many of the next ones ahead, which may be slow.",
+        (Edit(_PACE, ", _EVIDENCE * self._ended))", ", 1e9))"),),
         (_PACES,),
     ),
     Mutation(

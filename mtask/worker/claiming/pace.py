@@ -14,10 +14,13 @@ PATIENCE = 0.5
 _SHARE = 8.0
 #: The number of tasks claimed ahead is at most the number of runs that end within this time, in seconds.
 _MAX_SPAN = 0.25
+#: The number of tasks claimed ahead is at most this multiple of the number of runs that have ended lately. A few quick
+#: runs do not show that the next ones are quick.
+_EVIDENCE = 4
 #: The time constant of the moving average of the rate at which runs end, in seconds.
 _MEMORY = 0.25
 #: The time without claims after which nothing is claimed ahead, in seconds. In the average, a longer time without
-#: claims counts as this time.
+#: claims counts as this time. After such a time without runs, the rate is measured anew.
 _PAUSE = 1.0
 #: The weight of the newest claim in the moving average of the durations of claims.
 _CLAIM_SHARE = 0.4
@@ -36,8 +39,7 @@ class Pace:
     If handlers are quick, slots become free while a claim is under way. Tasks that were claimed ahead keep these slots
     busy. With more tasks claimed ahead, more runs end during the next claim. So the number of tasks claimed ahead grows
     until the process is at its capacity. If handlers are slow, hardly any run ends during a claim, and nothing is
-    claimed ahead. The time in which the worker has neither runs nor claims does not count. So the first claims of a
-    burst tell how quick its handlers are.
+    claimed ahead. The time without runs does not count, so the first claims of a burst tell how quick its handlers are.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -62,20 +64,18 @@ class Pace:
     def claimed(self, seconds: float) -> None:
         """Note that a claim has ended. `seconds`: the duration of the claim."""
         now = self._clock()
-        rest = max(0.0, now - seconds - self._rests_since) if self._rests_since is not None else 0.0
-        self._rests_since = None
+        since, rest = now - self._landed_at, 0.0 if self._rests_since is None else now - self._rests_since
+        self._landed_at, self._rests_since = now, None
         if rest >= _PAUSE:
             self.forget()  # the tasks of the next burst may be of another kind
-        since = min(now - self._landed_at - rest, _PAUSE)
-        memory = exp(-since / _MEMORY)
-        self._landed_at = now
+        memory = exp(-min(since, _PAUSE) / _MEMORY)
         self._ended = memory * self._ended + self._ended_since
-        self._seconds = memory * self._seconds + since
+        self._seconds = memory * self._seconds + min(since - rest, _PAUSE)
         self._ended_since = 0
         share = _CLAIM_SHARE if self._claim_seconds else 1.0
         self._claim_seconds += share * (seconds - self._claim_seconds)
         rate = self._ended / self._seconds if self._seconds > 0 else 0.0
-        self._ahead = int(rate * min(_SHARE * self._claim_seconds, _MAX_SPAN))
+        self._ahead = int(min(rate * min(_SHARE * self._claim_seconds, _MAX_SPAN), _EVIDENCE * self._ended))
 
     def forget(self) -> None:
         """Reset the averages. Call this when a run that was claimed ahead has waited too long for a slot."""
