@@ -6,7 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/worker/claiming/claimer.py"
 _NEXT_GROUP = "mtask/worker/claiming/next_group.py"
-_NEXT_GROUPS = "tests/unit/worker/claiming/test_next_group.py"
+_NEXT_GROUPS = "tests/unit/worker/claiming/test_next_group.py::test_the_last_tasks_wait_only_while_tasks_come"
 _PACE = "mtask/worker/claiming/pace.py"
 _PACES = "tests/unit/worker/claiming/test_pace.py"
 _SENDER = "mtask/worker/claiming/sender.py"
@@ -680,19 +680,19 @@ WORKER_MUTATIONS = (
         "rest-counted",
         "A worker that had nothing to do takes the next tasks for slow ones.",
         (Edit(_PACE, "min(since - rest, _PAUSE)", "min(since, _PAUSE)"),),
-        (_PACES,),
+        (f"{_PACES}::test_time_without_runs_does_not_count_but_what_has_ended_is_forgotten",),
     ),
     Mutation(
         "pace-of-an-earlier-burst",
         "A worker claims tasks ahead at the pace of tasks that ended a minute ago.",
         (Edit(_PACE, "if rest >= _PAUSE:", "if rest < 0:"),),
-        (_PACES,),
+        (f"{_PACES}::test_first_claims_of_a_burst_tell_its_pace_whatever_came_before_the_rest",),
     ),
     Mutation(
         "few-runs-prove-much",
         "A worker that has run a few quick tasks claims many of the next ones ahead, which may be slow.",
         (Edit(_PACE, ", _EVIDENCE * self._ended))", ", 1e9))"),),
-        (_PACES,),
+        (f"{_PACES}::test_few_quick_runs_prove_little",),
     ),
     Mutation(
         "rest-untold",

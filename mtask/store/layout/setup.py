@@ -92,10 +92,12 @@ def make_sure(collections: Sequence[Collection], *, repair: bool = False) -> Ope
         try:
             if state != "current" or repair:
                 yield from _set_validator(collection, layout.validator(), exists=collection in options)
+            if collection == "tasks":
+                # This index is none of `index_names`, as not every collection can have it. It is made first: whoever
+                # finds the others finds this one, too.
+                yield from _make_head_index()
             if layout.index_names:
                 yield from _make_indexes(collection, on(collection, "create_indexes", layout.indexes()))
-            if collection == "tasks":
-                yield from _make_head_index()
         except AccessDenied:
             if repair or collection not in options:
                 raise
