@@ -156,6 +156,16 @@ def test_a_dropped_index_is_made_again(store: SyncStore, repair: bool) -> None:
     assert_complete(store)
 
 
+def test_process_that_died_amid_the_indexes_is_made_up_for(store: SyncStore) -> None:
+    operation = setup.ensure(["tasks"])
+    call, before = next(operation), ""
+    while before != "create_indexes":
+        before, call = call.method, operation.send(store._answer(call, None))
+    operation.close()
+    store.run(setup.ensure())
+    assert sorted(index["name"] for index in store.tasks.list_indexes()) == _OF_TASKS
+
+
 def test_a_process_that_died_between_validator_and_indexes_is_made_up_for(store: SyncStore) -> None:
     store.database.create_collection("tasks", validator=task_validator())
     store.run(setup.ensure())
