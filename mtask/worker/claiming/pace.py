@@ -64,7 +64,8 @@ class Pace:
     def claimed(self, seconds: float) -> None:
         """Note that a claim has ended. `seconds`: the duration of the claim."""
         now = self._clock()
-        since, rest = now - self._landed_at, 0.0 if self._rests_since is None else now - self._rests_since
+        since = now - self._landed_at
+        rest = 0.0 if self._rests_since is None else now - self._rests_since
         self._landed_at, self._rests_since = now, None
         if rest >= _PAUSE:
             self.forget()  # the tasks of the next burst may be of another kind
