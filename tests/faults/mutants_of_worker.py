@@ -6,7 +6,11 @@ from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/worker/claiming/claimer.py"
 _NEXT_GROUP = "mtask/worker/claiming/next_group.py"
-_NEXT_GROUPS = "tests/unit/worker/claiming/test_next_group.py::test_the_last_tasks_wait_only_while_tasks_come"
+_NEXT_GROUPS_FILE = "tests/unit/worker/claiming/test_next_group.py"
+_NEXT_GROUPS = f"{_NEXT_GROUPS_FILE}::test_the_last_tasks_wait_only_while_tasks_come"
+_LAST_OF_OTHERS = (
+    "tests/integration/worker/claiming/test_ahead.py::test_last_tasks_of_another_worker_are_claimed_only_for_free_slots"
+)
 _PACE = "mtask/worker/claiming/pace.py"
 _PACES = "tests/unit/worker/claiming/test_pace.py"
 _SENDER = "mtask/worker/claiming/sender.py"
@@ -675,6 +679,36 @@ WORKER_MUTATIONS = (
         "Tasks that come one after the other get a claim each, beside the claims that are under way.",
         (Edit(_NEXT_GROUP, "_QUIET = 0.01", "_QUIET = 0.0"),),
         (_NEXT_GROUPS,),
+    ),
+    Mutation(
+        "third-group-at-once",
+        "A worker keeps tasks from the others in more claims than the database can work at.",
+        (Edit(_NEXT_GROUP, "under_way >= _AT_ONCE", "under_way > 9"),),
+        (f"{_NEXT_GROUPS_FILE}::test_a_third_group_waits_however_large_but_not_for_a_slow_claim",),
+    ),
+    Mutation(
+        "slow-claims-block-the-worker",
+        "Two claims that wait for locked documents keep the worker from all others.",
+        (Edit(_NEXT_GROUP, "            return left\n", "            return 1.0\n"),),
+        (f"{_NEXT_GROUPS_FILE}::test_a_third_group_waits_however_large_but_not_for_a_slow_claim",),
+    ),
+    Mutation(
+        "last-tasks-of-others-claimed-ahead",
+        "At the end of a backlog, workers claim each other's tasks before they have slots for them.",
+        (Edit(_CLAIMER, "if is_limited or self._is_helping_at_end(now):", "if is_limited:"),),
+        (_LAST_OF_OTHERS,),
+    ),
+    Mutation(
+        "own-last-tasks-not-claimed-ahead",
+        "At the end of a backlog, a worker has its last tasks wait for slots unclaimed.",
+        (Edit(_CLAIMER, " or queue.is_own_next(now, past_isolated=True))", ")"),),
+        (_LAST_OF_OTHERS,),
+    ),
+    Mutation(
+        "no-help-ahead-in-a-backlog",
+        "A worker helps others in a long backlog with its free slots alone.",
+        (Edit(_CLAIMER, "not (queue.has_more or ", "not ("),),
+        (_LAST_OF_OTHERS,),
     ),
     Mutation(
         "rest-counted",

@@ -102,6 +102,15 @@ class Claimer:
         """Whether nothing may be claimed now: too many outcomes are unwritten, or a pause may have gone unheard."""
         return self._is_backed_up() or self._controls.is_out_of_touch()
 
+    def _is_helping_at_end(self, now: float) -> bool:
+        """Whether the next task is another worker's, and this worker knows of no more tasks than those in its queue.
+
+        At the end of a backlog, several workers know its last tasks. If each claimed them ahead, their own worker would
+        lose them while this worker has not even a free slot for them.
+        """
+        queue = self._queue
+        return not (queue.has_more or queue.is_rescue_next or queue.is_own_next(now, past_isolated=True))
+
     def _launch(self) -> float | None:
         """Begin the claims that can begin now; return the seconds until the next check.
 
@@ -120,13 +129,14 @@ class Claimer:
                 # Ready tasks of isolated handlers may wait for an executor.
                 return min((wait for wait in (pause, self._overflow.look(now)) if wait is not None), default=None)
             is_limited = self._queue.is_limited_next
-            if is_limited:
-                room = self._slots.free_cnt  # the claim uses up the permit, so the run must start at once
+            if is_limited or self._is_helping_at_end(now):
+                room = self._slots.free_cnt  # a limited claim uses up the permit, so the run must start at once
                 if room <= 0:
-                    return None
+                    return self._overflow.look(now)
             if self._in_flight and not self._queue.is_rescue_next:  # a rescue waits for no other task
                 left = self._next_group.seconds_left(
                     now,
+                    under_way=len(self._in_flight),
                     room=room,
                     in_queue=len(self._queue),
                     queued_cnt=self._queue.queued_cnt,

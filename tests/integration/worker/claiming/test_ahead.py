@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -12,13 +13,18 @@ import pytest
 
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
+from mtask.store.driver.stores import SyncStore
 from mtask.worker.claiming import slots
+from mtask.worker.discovery import scans
 from mtask.worker.state.held_run import HeldRun
+from tests.integration.stores import register
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, until
 
 SLOTS = 5
 QUICK, BLOCKING = 400, 60
+#: The number of tasks that are claimed ahead where a test sets it.
+AHEAD = 20
 Place = tuple[str, str, Client]
 #: Longer than any test: nothing is handed back because it waited too long.
 _FAR = 600.0
@@ -114,6 +120,36 @@ def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurren
             assert waited["most"] > SLOTS
             assert stage.overlaps["most"] <= SLOTS
             assert set(stage.starts.values()) == {1}
+            await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("is_own", "has_more"), [(False, False), (True, False), (False, True)])
+def test_last_tasks_of_another_worker_are_claimed_only_for_free_slots(
+    place: Place, store: SyncStore, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_own: bool, has_more: bool
+) -> None:
+    monkeypatch.setattr(slots.Slots, "ahead_cnt", AHEAD)
+    monkeypatch.setattr(scans.Scans, "_is_low", False)  # no refill changes what the queue says of further tasks
+
+    async def scenario() -> None:
+        register(store, "w2", ["work"], concurrency=SLOTS)
+        async with working(*place, stage.app, concurrency=SLOTS) as bench:
+            parts = bench.worker.parts
+            await until(lambda: parts.ranks.has_others(["work"]), message="the other worker is known")
+            keys = (str(number) for number in range(1_000))
+            keys = (key for key in keys if (parts.ranks.rank(f"work:{key}", "work") == 0) == is_own)
+            specs = [TaskSpec("work", {"key": key, "is_blocking": True}, key=key) for key in islice(keys, BLOCKING)]
+            with bench.backed_up():
+                bench.stop_scans()
+                await bench.client.publish_many(specs)
+                await until(lambda: parts.queue.ready_count(monotonic()) == BLOCKING, message="all are ready")
+                parts.queue.has_more = has_more
+            wanted = SLOTS if not (is_own or has_more) else SLOTS + AHEAD
+            await until(lambda: bench.count("RUNNING") == wanted and parts.claimer.is_at_rest, message="claimed")
+            assert parts.queue.ready_count(monotonic()) == BLOCKING - wanted
+            stage.gate.set()
+            await until(lambda: bench.count("SUCCESS") == BLOCKING, message="all done")
             await bench.at_rest()
 
     asyncio.run(scenario())
