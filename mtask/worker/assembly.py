@@ -203,7 +203,7 @@ class Assembly:
         recovery = Recovery(scope, adoption)
         sender = Sender(scope, admission, lookups, adoption, recovery, pace)
         overflow = Overflow(scope, queue, lookups, hearing)
-        claimer = Claimer(scope, queue, admission, slots, sender, finisher, overflow)
+        claimer = Claimer(scope, queue, admission, slots, sender, finisher, overflow, ranks)
         retention = Retention(scope.store, controls)
         recorder = Recorder(scope, self.registrar.registration)
         app = self.app

@@ -684,13 +684,19 @@ WORKER_MUTATIONS = (
         "third-group-at-once",
         "A worker keeps tasks from the others in more claims than the database can work at.",
         (Edit(_NEXT_GROUP, "under_way >= _AT_ONCE", "under_way > 9"),),
-        (f"{_NEXT_GROUPS_FILE}::test_a_third_group_waits_however_large_but_not_for_a_slow_claim",),
+        (f"{_NEXT_GROUPS_FILE}::test_a_third_group_of_a_worker_among_others_waits_however_large_but_not_for_a_slow_claim",),
+    ),
+    Mutation(
+        "third-group-held-back-alone",
+        "A worker without others claims no third group, though it could.",
+        (Edit(_NEXT_GROUP, "is_shared and under_way", "under_way"),),
+        (f"{_NEXT_GROUPS_FILE}::test_a_worker_without_others_claims_as_many_groups_as_it_can",),
     ),
     Mutation(
         "slow-claims-block-the-worker",
         "Two claims that wait for locked documents keep the worker from all others.",
         (Edit(_NEXT_GROUP, "            return left\n", "            return 1.0\n"),),
-        (f"{_NEXT_GROUPS_FILE}::test_a_third_group_waits_however_large_but_not_for_a_slow_claim",),
+        (f"{_NEXT_GROUPS_FILE}::test_a_third_group_of_a_worker_among_others_waits_however_large_but_not_for_a_slow_claim",),
     ),
     Mutation(
         "last-tasks-of-others-claimed-ahead",

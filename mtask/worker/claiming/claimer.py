@@ -11,6 +11,7 @@ from mtask.worker.claiming.next_group import NextGroup
 from mtask.worker.claiming.overflow import Overflow
 from mtask.worker.claiming.sender import Sender
 from mtask.worker.claiming.slots import Slots
+from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.log import logger
 from mtask.worker.running.finisher import Finisher
 from mtask.worker.state.queue import Entry, PreemptionQueue
@@ -36,6 +37,7 @@ class Claimer:
         sender: Sender,
         finisher: Finisher,
         overflow: Overflow,
+        ranks: Ranks,
     ) -> None:
         self._ledger = scope.ledger
         self._signals = scope.signals
@@ -47,6 +49,7 @@ class Claimer:
         self._sender = sender
         self._finisher = finisher
         self._overflow = overflow
+        self._ranks = ranks
         self._wake = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._next_group = NextGroup()
@@ -137,6 +140,7 @@ class Claimer:
                 left = self._next_group.seconds_left(
                     now,
                     under_way=len(self._in_flight),
+                    is_shared=self._ranks.has_others(self._controls.names),
                     room=room,
                     in_queue=len(self._queue),
                     queued_cnt=self._queue.queued_cnt,

@@ -5,8 +5,8 @@ from __future__ import annotations
 #: The least number of tasks in a group that is claimed while another group is under way. It is half of what the worker
 #: could claim if it held nothing, within these bounds: small groups cost the server and the worker more for each task.
 _MIN_FURTHER, _MAX_FURTHER = 50, 360
-#: The number of groups under way from which the next group waits, however large it is. Two keep the database at work;
-#: with more, each takes longer, and their tasks are kept from other workers meanwhile.
+#: The number of groups under way from which the next group waits, however large it is, where workers share the tasks.
+#: The groups of all keep the database at work. With more, each takes longer, and keeps its tasks from other workers.
 _AT_ONCE = 2
 #: The longest time for which such a group, or a smaller one, waits after the previous group's claim began, in seconds.
 #: So a slow claim does not hold the next group back for longer.
@@ -29,18 +29,18 @@ class NextGroup:
         self._began_at = now
 
     def seconds_left(
-        self, now: float, *, under_way: int, room: int, in_queue: int, queued_cnt: int, most: int
+        self, now: float, *, under_way: int, is_shared: bool, room: int, in_queue: int, queued_cnt: int, most: int
     ) -> float:
         """Return the seconds for which the next group should wait; at most 0: claim it now.
 
-        `under_way`: the number of groups under way, at least 1. `room`: the number of tasks that may be claimed now.
-        `in_queue`: the number of tasks in the queue. `queued_cnt`: the number of tasks that were queued so far. `most`:
-        the number of runs that the worker may hold.
+        `under_way`: the number of groups under way, at least 1. `is_shared`: whether other workers share the tasks.
+        `room`: the number of tasks that may be claimed now. `in_queue`: the number of tasks in the queue. `queued_cnt`:
+        the number of tasks that were queued so far. `most`: the number of runs that the worker may hold.
         """
         if queued_cnt != self._queued_cnt:
             self._queued_cnt, self._queued_at = queued_cnt, now
         left = self._began_at + _MAX_GATHER - now
-        if under_way >= _AT_ONCE:
+        if is_shared and under_way >= _AT_ONCE:
             return left
         if min(room, in_queue) >= min(max(_MIN_FURTHER, most // 2), _MAX_FURTHER):
             return 0.0

@@ -18,13 +18,14 @@ def _left(
     queued_cnt: int = 500,
     last: float = 0.0,
     under_way: int = 1,
+    is_shared: bool = True,
 ) -> float:
     """Return the seconds left, so long after a claim began, if the last of the tasks was queued at `last` after it."""
     group = NextGroup()
     group.began(START)
-    given = {"under_way": under_way, "in_queue": in_queue, "queued_cnt": queued_cnt, "most": most}
-    group.seconds_left(START + last, room=0, **given)
-    return group.seconds_left(START + after, room=room, **given)
+    counts = {"under_way": under_way, "in_queue": in_queue, "queued_cnt": queued_cnt, "most": most}
+    group.seconds_left(START + last, is_shared=is_shared, room=0, **counts)
+    return group.seconds_left(START + after, is_shared=is_shared, room=room, **counts)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,14 @@ def test_fewer_wait_for_others_a_fifth_of_a_second_at_most() -> None:
 
 
 @pytest.mark.parametrize("in_queue", [2_000, 500])  # more than may be claimed, and all that wait
-def test_a_third_group_waits_however_large_but_not_for_a_slow_claim(in_queue: int) -> None:
+def test_a_third_group_of_a_worker_among_others_waits_however_large_but_not_for_a_slow_claim(in_queue: int) -> None:
     assert _left(0.150, room=1_000, in_queue=in_queue, under_way=2) == pytest.approx(0.050)
     assert _left(0.201, room=1_000, in_queue=in_queue, under_way=2) <= 0
     assert _left(0.201, room=1_000, in_queue=in_queue, under_way=3) <= 0
+
+
+def test_a_worker_without_others_claims_as_many_groups_as_it_can() -> None:
+    assert _left(0.001, room=1_000, in_queue=500, under_way=3, is_shared=False) <= 0
 
 
 def test_the_last_tasks_wait_only_while_tasks_come() -> None:
@@ -70,5 +75,5 @@ def test_a_further_task_begins_the_wait_anew() -> None:
     group.began(START)
     for n in range(30):  # they come every 9 ms
         now = START + n * 0.009
-        left = group.seconds_left(now, under_way=1, room=500, in_queue=n, queued_cnt=n + 1, most=1_000)
+        left = group.seconds_left(now, under_way=1, is_shared=True, room=500, in_queue=n, queued_cnt=n + 1, most=1_000)
         assert left == pytest.approx(min(0.010, 0.2 - n * 0.009))
