@@ -92,19 +92,22 @@ def test_no_server_is_a_fail_in_bounded_time(mtask: Commands) -> None:
 
 def test_missing_and_differing_indexes_fail(mtask: Commands, store: SyncStore) -> None:
     healthy(mtask, store)
-    store.tasks.drop_index("mtask_discovery")
-    store.tasks.drop_index("mtask_expiry")
+    for name in ("mtask_discovery", "mtask_expiry", "mtask_head"):
+        store.tasks.drop_index(name)
     store.tasks.create_index("expire_time", name="mtask_expiry")
     ended = mtask("doctor", "--json")
     assert ended.code == 7
     found = findings(ended, "indexes of tasks")
     assert [finding["fields"] for finding in found] == [
-        {"missing": ["mtask_discovery"]},
+        {"missing": ["mtask_discovery", "mtask_head"]},
         {"differing": ["mtask_expiry"]},
     ]
     out = mtask("doctor").out
     assert "FAIL  indexes of tasks" in out
     assert "-> Run `mtask init`." in out
+    store.tasks.drop_index("mtask_expiry")
+    assert mtask("init").code == 0
+    assert levels(mtask("doctor", "--json"), "indexes of tasks") == ["OK"]
 
 
 def test_a_missing_a_changed_and_a_foreign_validator_are_told_apart(mtask: Commands, store: SyncStore) -> None:
