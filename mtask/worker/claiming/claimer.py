@@ -139,7 +139,6 @@ class Claimer:
             if self._in_flight and not self._queue.is_rescue_next:  # a rescue waits for no other task
                 left = self._next_group.seconds_left(
                     now,
-                    under_way=len(self._in_flight),
                     is_shared=self._ranks.has_others(self._controls.names),
                     room=room,
                     in_queue=len(self._queue),

@@ -5,11 +5,8 @@ from __future__ import annotations
 #: The least number of tasks in a group that is claimed while another group is under way. It is half of what the worker
 #: could claim if it held nothing, within these bounds: small groups cost the server and the worker more for each task.
 _MIN_FURTHER, _MAX_FURTHER = 50, 360
-#: The number of groups under way from which the next group waits, however large it is, where workers share the tasks.
-#: The groups of all keep the database at work. With more, each takes longer, and keeps its tasks from other workers.
-_AT_ONCE = 2
-#: The longest time for which such a group, or a smaller one, waits after the previous group's claim began, in seconds.
-#: So a slow claim does not hold the next group back for longer.
+#: The longest time for which another group waits after the previous group's claim began, in seconds. So a slow claim
+#: does not hold the next group back for longer.
 _MAX_GATHER = 0.2
 #: If no task was queued for this time, in seconds, a smaller group waits no longer if it holds all queued tasks: no
 #: further task would join it. So the end of a backlog need not wait for the group before it.
@@ -29,19 +26,19 @@ class NextGroup:
         self._began_at = now
 
     def seconds_left(
-        self, now: float, *, under_way: int, is_shared: bool, room: int, in_queue: int, queued_cnt: int, most: int
+        self, now: float, *, is_shared: bool, room: int, in_queue: int, queued_cnt: int, most: int
     ) -> float:
         """Return the seconds for which the next group should wait; at most 0: claim it now.
 
-        `under_way`: the number of groups under way, at least 1. `is_shared`: whether other workers share the tasks.
+        `is_shared`: whether other workers share the tasks. Then even a large group waits: the groups of all workers
+        keep the database at work. With more, each takes longer, and other workers try its tasks meanwhile.
+
         `room`: the number of tasks that may be claimed now. `in_queue`: the number of tasks in the queue. `queued_cnt`:
         the number of tasks that were queued so far. `most`: the number of runs that the worker may hold.
         """
         if queued_cnt != self._queued_cnt:
             self._queued_cnt, self._queued_at = queued_cnt, now
-        left = self._began_at + _MAX_GATHER - now
-        if is_shared and under_way >= _AT_ONCE:
-            return left
-        if min(room, in_queue) >= min(max(_MIN_FURTHER, most // 2), _MAX_FURTHER):
+        if not is_shared and min(room, in_queue) >= min(max(_MIN_FURTHER, most // 2), _MAX_FURTHER):
             return 0.0
+        left = self._began_at + _MAX_GATHER - now
         return left if room < in_queue else min(left, self._queued_at + _QUIET - now)

@@ -17,13 +17,12 @@ def _left(
     most: int = 1_000,
     queued_cnt: int = 500,
     last: float = 0.0,
-    under_way: int = 1,
-    is_shared: bool = True,
+    is_shared: bool = False,
 ) -> float:
     """Return the seconds left, so long after a claim began, if the last of the tasks was queued at `last` after it."""
     group = NextGroup()
     group.began(START)
-    counts = {"under_way": under_way, "in_queue": in_queue, "queued_cnt": queued_cnt, "most": most}
+    counts = {"in_queue": in_queue, "queued_cnt": queued_cnt, "most": most}
     group.seconds_left(START + last, is_shared=is_shared, room=0, **counts)
     return group.seconds_left(START + after, is_shared=is_shared, room=room, **counts)
 
@@ -52,15 +51,10 @@ def test_fewer_wait_for_others_a_fifth_of_a_second_at_most() -> None:
     assert _left(0.201, room=100, in_queue=200) <= 0
 
 
-@pytest.mark.parametrize("in_queue", [2_000, 500])  # more than may be claimed, and all that wait
-def test_a_third_group_of_a_worker_among_others_waits_however_large_but_not_for_a_slow_claim(in_queue: int) -> None:
-    assert _left(0.150, room=1_000, in_queue=in_queue, under_way=2) == pytest.approx(0.050)
-    assert _left(0.201, room=1_000, in_queue=in_queue, under_way=2) <= 0
-    assert _left(0.201, room=1_000, in_queue=in_queue, under_way=3) <= 0
-
-
-def test_a_worker_without_others_claims_as_many_groups_as_it_can() -> None:
-    assert _left(0.001, room=1_000, in_queue=500, under_way=3, is_shared=False) <= 0
+def test_a_worker_among_others_claims_one_group_at_a_time_but_waits_for_no_slow_claim() -> None:
+    assert _left(0.150, room=1_000, in_queue=2_000, is_shared=True) == pytest.approx(0.050)
+    assert _left(0.201, room=1_000, in_queue=2_000, is_shared=True) <= 0
+    assert _left(0.011, room=1_000, in_queue=1_000, is_shared=True) <= 0  # no further task would join it
 
 
 def test_the_last_tasks_wait_only_while_tasks_come() -> None:
