@@ -69,5 +69,5 @@ def test_a_further_task_begins_the_wait_anew() -> None:
     group.began(START)
     for n in range(30):  # they come every 9 ms
         now = START + n * 0.009
-        left = group.seconds_left(now, under_way=1, is_shared=True, room=500, in_queue=n, queued_cnt=n + 1, most=1_000)
+        left = group.seconds_left(now, is_shared=False, room=500, in_queue=n, queued_cnt=n + 1, most=1_000)
         assert left == pytest.approx(min(0.010, 0.2 - n * 0.009))
