@@ -125,6 +125,7 @@ def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurren
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("is_own", "has_more"), [(False, False), (True, False), (False, True)])
 def test_last_tasks_of_another_worker_are_claimed_only_for_free_slots(
     place: Place, store: SyncStore, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_own: bool, has_more: bool
