@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-#: The least number of tasks in a group that is claimed while another group is under way. It is half of what the worker
-#: could claim if it held nothing, within these bounds: small groups cost the server and the worker more for each task.
+#: The least number of tasks in a group that a worker without others claims while another group is under way. It is half
+#: of what the worker could claim if it held nothing, within these bounds: small groups cost the server and the worker
+#: more for each task.
 _MIN_FURTHER, _MAX_FURTHER = 50, 360
 #: The longest time for which another group waits after the previous group's claim began, in seconds. So a slow claim
 #: does not hold the next group back for longer.
 _MAX_GATHER = 0.2
-#: If no task was queued for this time, in seconds, a smaller group waits no longer if it holds all queued tasks: no
+#: If no task was queued for this time, in seconds, another group waits no longer if it holds all queued tasks: no
 #: further task would join it. So the end of a backlog need not wait for the group before it.
 _QUIET = 0.01
 
