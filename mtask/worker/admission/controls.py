@@ -131,9 +131,10 @@ class Controls:
         return [queue for queue in self._queues if queue not in self.paused_queues]
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """The task names that this worker handles and that are not paused."""
-        return [name for name in self._names if name not in self.paused_names]
+        # The claimer asks at each of its looks. An app may have hundreds of names, and seldom is one of them paused.
+        return [name for name in self._names if name not in self.paused_names] if self.paused_names else self._names
 
     def is_paused(self, queue: str | None, name: str, tenant: str | None = None) -> bool:
         """Whether a task must not be claimed now because its queue, its name or its tenant is paused."""

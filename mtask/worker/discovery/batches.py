@@ -100,7 +100,7 @@ class Batches:
         return 0 < self._enough <= self._queue.isolated_count(monotonic())
 
     @property
-    def _names(self) -> list[str]:
+    def _names(self) -> Sequence[str]:
         """The names whose tasks are wanted now: without those of isolated handlers if enough of them are here."""
         names = self._controls.names
         return [name for name in names if not self._queue.is_isolated(name)] if self._is_crowded else names

@@ -106,7 +106,7 @@ class Peers:
 
     def has_others(self, names: Iterable[str]) -> bool:
         """Whether another live worker serves one of these names."""
-        return any(self._others.get(name) for name in names)
+        return bool(self._others) and any(self._others.get(name) for name in names)
 
     def shares(self, names: Iterable[str], depth: int = 1, fleet: int = 1) -> list[tuple[list[str], str]]:
         """Return the buckets for which this worker is among the first `depth` workers: by default, the first one.
