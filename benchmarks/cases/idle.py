@@ -11,7 +11,7 @@ from benchmarks.measuring.counters import cpu_of
 from benchmarks.measuring.fleet import Fleet
 from benchmarks.measuring.server import Server, wait_quiet
 from benchmarks.options import Options
-from benchmarks.report.figures import MTASK, RAW, Result, Target, figure, turns
+from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, figure, turns
 from mtask.store.streams.traffic import SOME_LASTS
 
 TASKS = 40
@@ -20,6 +20,7 @@ WORKERS = 20
 #: After this many seconds the slowest worker has tried to claim the task, too.
 _LATE = 0.5
 _PER_TASK = Target.at_most(3.0, "value")
+_TO_ONE = Target.at_most(1.5)
 _COMMANDS = Target.at_most(1.0, "value", "/s")
 _CPU = Target.at_most(1.0, "value", "%")
 
@@ -34,7 +35,7 @@ class Rest:
 
 
 def measure(server: Server, options: Options) -> Result:
-    """Observe idle workers; then publish to all of them and to the raw chain, in turn."""
+    """Observe idle workers; then publish to all of them and to the raw chain, in turn; at last to one worker alone."""
     workers = WORKERS if options.workers is None else options.workers
     count, rate = options.tasks_or(TASKS), options.rate_or(RATE)
     found: dict[str, list[Arrivals]] = {RAW: [], MTASK: []}
@@ -59,12 +60,17 @@ def measure(server: Server, options: Options) -> Result:
                 # Claims and starts both include the warm-up.
                 taken = len(fleet.starts()) - known
                 attempts.append((fleet.claims() - before).attempted / taken)
+    to_one: list[Figure] = []
+    if workers > 1:
+        alone = _alone(server, options.runs, count, rate)
+        to_one = latency_figures("latency beside one worker's", found[MTASK], alone, _TO_ONE, against_name="1 worker")
     return Result(
         "idle",
         f"{workers} idle workers, {rate:g} tasks a second: one at a time",
         [
             figure("claim attempts that reach the database, a task", "", attempts, _PER_TASK),
             *latency_figures("latency", found[MTASK], found[RAW]),
+            *to_one,
             figure("an idle worker: commands a second", "/s", [rest.commands for rest in rests], _COMMANDS),
             figure("an idle worker: CPU, of one core", "%", [rest.cpu for rest in rests], _CPU),
             figure("an idle worker: CPU of the server, of one core", "%", [rest.server_cpu for rest in rests]),
@@ -73,9 +79,21 @@ def measure(server: Server, options: Options) -> Result:
         samples=samples(found),
         notes=[
             "Raw is one bare change stream and find_one_and_update, while the same workers are idle beside it.",
+            "1 worker is measured at the same rate after the others have ended.",
             "Commands are all that the server took, hellos included: use a server that has nothing else to do.",
         ],
     )
+
+
+def _alone(server: Server, runs: int, count: int, rate: float) -> list[Arrivals]:
+    """Return what one worker takes, with no other beside it."""
+    found = []
+    with server.scratch() as scratch, Fleet(server, scratch) as fleet:
+        for run in range(runs):
+            server.say(f"idle: run {run + 1} of {runs}, one worker")
+            wait_quiet(fleet.pids)
+            found.append(through_workers(server, scratch, fleet, count, rate, f"run{run}"))
+    return found
 
 
 def _rest(server: Server, fleet: Fleet, seconds: float) -> Rest:

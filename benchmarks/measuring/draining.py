@@ -15,7 +15,7 @@ from pymongo import AsyncMongoClient
 
 from benchmarks.measuring import raw
 from benchmarks.measuring.counters import Cost, children_of, cpu_of
-from benchmarks.measuring.fleet import APP, Claims, Fleet
+from benchmarks.measuring.fleet import APP, DEFAULT_CONCURRENCY, Claims, Fleet
 from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server, wait_until
 from mtask.model.rules import HORIZON
 
@@ -159,13 +159,14 @@ def drain_together(
     count: int,
     workers: int,
     insert: Callable[[timedelta], Backlog] | None = None,
+    concurrency: int = DEFAULT_CONCURRENCY,
 ) -> Drained:
     """Drain a backlog that comes due at one instant by workers that are idle and know each other.
 
     None has a head start, and the change stream announces none of the tasks: they are due beyond its horizon. `insert`
     inserts another backlog than plain tasks, with this delay.
     """
-    with Fleet(server, scratch, workers) as fleet:
+    with Fleet(server, scratch, workers, concurrency=concurrency) as fleet:
         delay = scratch.age() + HORIZON + timedelta(seconds=1 + count / _SLOW_INSERTS)
         backlog = insert(delay) if insert else insert_backlog(scratch, name, count, delay=delay)
         before = fleet.claims()
