@@ -42,7 +42,7 @@ def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
 
 #: Options of a client whose connection is always in use. Such a client notices a lost server even with rare heartbeats.
 #: Its monitors stream, so they report elections. A frozen primary would report nothing.
-QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000, "socketTimeoutMS": 25_000}
+QUIET: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 120_000, "socketTimeoutMS": 25_000}
 
 
 def database_of(uri: str, database: str | None, default: str) -> str:

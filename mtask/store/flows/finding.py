@@ -22,9 +22,12 @@ _LONG = timedelta(seconds=60)
 def is_any() -> Operation[bool]:
     """Whether the database holds a flow, or a task that owes others something."""
     found = yield tasks("find_one", {"flow.key": {"$exists": True}}, _ID, hint=FLOW_INDEX)
-    if found is None:
-        found = yield tasks("find_one", {"owed_since": {"$exists": True}}, _ID, hint=OWED_INDEX)
-    return found is not None
+    return found is not None or (yield from is_any_owed())
+
+
+def is_any_owed() -> Operation[bool]:
+    """Whether the database holds a task that owes others something."""
+    return (yield tasks("find_one", {"owed_since": {"$exists": True}}, _ID, hint=OWED_INDEX)) is not None
 
 
 def owed(age: timedelta, limit: int = BATCH, besides: Iterable[str] = ()) -> Operation[list[str]]:

@@ -33,6 +33,9 @@ _REFILL_PAUSE = 0.05
 #: the others down.
 #: But it is no longer than `MAX_ALL_PAUSE`.
 _HELP_PAUSE, _HELP_TIMES = 0.2, 10
+#: The change stream tells of changed controls and of malformed tasks. In case it has missed one, each n-th regular scan
+#: looks for them: once a minute.
+_RECHECKED_EVERY = 12
 
 
 class Scans:
@@ -245,11 +248,11 @@ class Scans:
             self.was_cut.clear()
 
     async def _upkeep(self, count: int, *, is_full: bool) -> None:
-        if count % 4 == 1:
-            self._controls.wake()  # the change stream may have missed a change of the controls
+        if count % _RECHECKED_EVERY == 1:
+            self._controls.wake()
         if is_full:
             await self._full_upkeep()
-        if count % 4 == 0:
+        if count % _RECHECKED_EVERY == 0:
             await self._janitor.look_for_malformed()
         await self._flow_janitor.look_after(count)
         await self._callback_janitor.look_after(count)

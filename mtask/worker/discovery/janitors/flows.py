@@ -9,6 +9,7 @@ import random
 from datetime import timedelta
 
 from mtask.errors import OperationFailed
+from mtask.store.driver.operation import Operation
 from mtask.store.flows import deciding, finding, looking, retention, settling
 from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
 from mtask.worker.state.scope import Scope
@@ -17,9 +18,10 @@ from mtask.worker.state.scope import Scope
 _OWED_GRACE = timedelta(seconds=2)
 #: The most batches of changes that one scan settles. A batch that cannot be settled now must not hold up the scan.
 _OWED_ROUNDS = 40
-#: While no flows are known, each n-th regular scan looks whether there are any: every 20 s. With flows, each n-th scan
-#: looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute.
-_FLOWS_EVERY, _ORPHANS_EVERY = 4, 12
+#: While no flows are known, each n-th regular scan looks for a task that owes others something: every 20 s. With flows,
+#: each n-th scan looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute. So a
+#: flow in which no task owes anything is looked for as seldom.
+_OWED_EVERY, _ORPHANS_EVERY = 4, 12
 
 
 class FlowJanitor:
@@ -37,8 +39,10 @@ class FlowJanitor:
 
         A database without flows only costs a look now and then: the change stream tells of new flows.
         """
-        if count % _FLOWS_EVERY == 0:
+        if count % _ORPHANS_EVERY == 0:
             await self.look_for_flows()
+        elif count % _OWED_EVERY == 0:
+            await self._look_for(finding.is_any_owed())
         if not self._ledger.has_flows:
             return
         await look_after("flows", self._settle_owed)
@@ -48,10 +52,13 @@ class FlowJanitor:
 
     async def look_for_flows(self) -> None:
         """Look whether the database holds flows, unless that is known."""
+        await self._look_for(finding.is_any())
+
+    async def _look_for(self, question: Operation[bool]) -> None:
         if self._ledger.has_flows:
             return
         try:
-            self._ledger.has_flows = await self._store.run(finding.is_any())
+            self._ledger.has_flows = await self._store.run(question)
         except OperationFailed as error:
             warn_of_refusal("flows", error)
 
