@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _JANITOR = "mtask/worker/discovery/janitors/flows.py"
+_JANITOR_TESTS = "tests/integration/worker/discovery/janitors/test_flow_janitor.py"
 _SETTLING = "mtask/store/flows/settling.py"
 _DECIDING = "mtask/store/flows/deciding.py"
 _LOOKING = "mtask/store/flows/looking.py"
@@ -234,6 +235,12 @@ FLOW_MUTATIONS = (
         "Nobody does what a worker that died right after its finish owes.",
         (Edit(_JANITOR, '        await look_after("flows", self._settle_owed)\n', ""),),
         (f"{_WORKER_TESTS}::test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another",),
+    ),
+    Mutation(
+        "what-is-owed-is-looked-for-seldom",
+        "A worker that has heard of no flow and no chain finds what a dead worker owes after a minute, not after 20 s.",
+        (Edit(_JANITOR, "elif count % _OWED_EVERY == 0", "elif count % _ORPHANS_EVERY == 0"),),
+        (f"{_JANITOR_TESTS}::test_a_worker_that_heard_of_no_flow_soon_finds_what_is_owed_and_seldom_looks_for_more",),
     ),
     Mutation(
         "retention-of-a-dead-worker-stays",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
@@ -45,21 +45,31 @@ def publish_ended(mongo_uri: str, store: SyncStore, *keys: str) -> None:
             succeed(store, f"work:{key}/a", claim(store, f"work:{key}/a"))
 
 
-def look_after(mongo_uri: str, database_name: str, times: int = 1) -> None:
-    """Let the janitor of one worker look after the flows so many times. Each statement may take a second."""
+_RARELY = flow_janitor._ORPHANS_EVERY
 
-    async def scenario() -> None:
+
+def look_after(
+    mongo_uri: str, database_name: str, counts: Sequence[int] = (_RARELY - 1,), *, has_heard: bool = True
+) -> bool:
+    """Let the janitor of one worker look after the flows at these regular scans; return whether it knows of flows.
+
+    Each statement may take a second. `has_heard`: whether the worker has heard of a flow before.
+    """
+
+    async def scenario() -> bool:
         store = connect.async_store(mongo_uri, database_name)
         store.timeout = timedelta(seconds=1)
-        scope: Any = SimpleNamespace(store=store, ledger=SimpleNamespace(has_flows=True))
+        ledger = SimpleNamespace(has_flows=has_heard)
+        scope: Any = SimpleNamespace(store=store, ledger=ledger)
         janitor = FlowJanitor(scope)
         try:
-            for _ in range(times):
-                await janitor.look_after(flow_janitor._ORPHANS_EVERY - 1)
+            for count in counts:
+                await janitor.look_after(count)
         finally:
             await store.close()
+        return bool(ledger.has_flows)
 
-    asyncio.run(scenario())
+    return asyncio.run(scenario())
 
 
 @contextmanager
@@ -80,7 +90,7 @@ def test_a_locked_step_does_not_hold_up_other_flows(
 ) -> None:
     publish_ended(mongo_uri, store, "f", "g", "h")
     with locked(store, "work:f/p"), caplog.at_level(logging.WARNING):
-        look_after(mongo_uri, store.database.name, times=2)
+        look_after(mongo_uri, store.database.name, [_RARELY - 1, _RARELY - 1])
     assert [status(store, f"work:{key}/p") for key in "fgh"] == ["WAITING", "INIT", "INIT"]
     assert [record.message for record in caplog.records].count(
         "change of a step not settled, left alone for a while"
@@ -119,3 +129,19 @@ def test_orphans_that_cannot_be_decided_do_not_hold_up_the_end_of_flows(
     ended = store.tasks.find_one({"flow.head": "f"})
     assert ended is not None
     assert ended["flow"]["end_time"] is not None
+
+
+def test_a_worker_that_heard_of_no_flow_soon_finds_what_is_owed_and_seldom_looks_for_more(
+    mongo_uri: str, store: SyncStore
+) -> None:
+    def finds(*counts: int) -> bool:
+        return look_after(mongo_uri, store.database.name, counts, has_heard=False)
+
+    often = flow_janitor._OWED_EVERY
+    publish_ended(mongo_uri, store, "f")
+    assert not finds(*range(1, often))
+    assert finds(often)
+    assert status(store, "work:f/p") == "INIT"
+    # Nothing is owed any more. What is left to do in this flow is done once a minute.
+    assert not finds(*range(1, _RARELY))
+    assert finds(_RARELY)
