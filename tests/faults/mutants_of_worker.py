@@ -412,6 +412,15 @@ WORKER_MUTATIONS = (
         (f"{_REFILLS}::test_worker_whose_share_is_nearly_done_reads_the_tasks_of_all_though_its_own_go_first",),
     ),
     Mutation(
+        "malformed-tasks-of-a-break-are-found-late",
+        "A malformed task that came while the stream was broken is found after a minute.",
+        (Edit(_SCANS, "if is_full or count % _RECHECKED_EVERY == 0", "if count % _RECHECKED_EVERY == 0"),),
+        (
+            "tests/integration/worker/discovery/test_discovery.py"
+            "::test_worker_looks_for_malformed_tasks_when_its_stream_was_broken",
+        ),
+    ),
+    Mutation(
         "full-scan-forgotten-amid-a-scan",
         "What a full scan is wanted for happens during a scan, and no full scan follows.",
         (Edit(_SCANS, "self._full_done = asked", "self._full_done = self._full_asked"),),

@@ -34,7 +34,7 @@ _REFILL_PAUSE = 0.05
 #: But it is no longer than `MAX_ALL_PAUSE`.
 _HELP_PAUSE, _HELP_TIMES = 0.2, 10
 #: The change stream tells of changed controls and of malformed tasks. In case it has missed one, each n-th regular scan
-#: looks for them: once a minute.
+#: looks for them: once a minute. A full scan follows a break of the stream, so it looks for malformed tasks, too.
 _RECHECKED_EVERY = 12
 
 
@@ -252,7 +252,7 @@ class Scans:
             self._controls.wake()
         if is_full:
             await self._full_upkeep()
-        if count % _RECHECKED_EVERY == 0:
+        if is_full or count % _RECHECKED_EVERY == 0:
             await self._janitor.look_for_malformed()
         await self._flow_janitor.look_after(count)
         await self._callback_janitor.look_after(count)

@@ -207,3 +207,23 @@ def test_last_resort_always_exits(
             assert bench.state("work:1")["worker_states"][0]["status"] == ("RUNNING" if error else "CANCELED")
 
     asyncio.run(scenario())
+
+
+def test_worker_looks_for_malformed_tasks_when_its_stream_was_broken(
+    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            parts, looked = bench.worker.parts, asyncio.Event()
+            look = parts.scans._janitor.look_for_malformed
+
+            async def noted() -> None:
+                await look()
+                looked.set()
+
+            await until(lambda: parts.stream.is_open and not parts.scans._is_full_due, message="the first upkeep")
+            monkeypatch.setattr(parts.scans._janitor, "look_for_malformed", noted)
+            parts.scans.ask_full()
+            await until(looked.is_set, message="a full scan looks for malformed tasks")
+
+    asyncio.run(scenario())
