@@ -28,8 +28,9 @@ _START_PATIENCE = 60.0
 _QUIET_PATIENCE = 15.0
 #: Seconds that are given to the writes that follow a drain's last handler.
 _AFTER = 0.3
-#: Seconds until the traces of earlier work have gone.
-_CALM = 3.0
+#: Seconds until the traces of earlier work have gone, and the least time for which an idle worker is watched. Some ask
+#: more often for 5 s after the last task.
+_CALM, _IDLE = 6.0, 5.0
 #: Tasks, their time in ms, and the starts after which their worker is killed.
 KILL_TASKS, _HOLD_MS, _KILL_AFTER = 24, 400, 6
 _SERVER_HOLD_MS = 1
@@ -43,7 +44,7 @@ class Sizes:
     tasks: int
     #: Seconds after which a slow drain is cut off; its pace counts as far as it came.
     longest: float
-    #: Seconds of the paced publishing, and of the idle worker.
+    #: Seconds of the paced publishing. An idle worker is watched as long, 5 s at least.
     window: float
     #: Seconds that are waited for tasks of a killed worker or server.
     patience: float
@@ -146,10 +147,10 @@ def _waiting(bench: Bench, program: Program, worker: WorkerProcess, sizes: Sizes
     _wait(worker, lambda: program.count() >= count + 5, _START_PATIENCE, "the paced tasks")
     begun = [note for note in lines.starts(program.notes()) if note.number < _WARM_UP]
     median, p99 = lines.median_and_p99(lines.latencies(begun))
-    time.sleep(min(_CALM, sizes.window))
+    time.sleep(_CALM)
     cpu, server, commands = worker.cpu(), bench.server.cpu(), bench.server.commands()
     began = time.monotonic()
-    time.sleep(sizes.window)
+    time.sleep(max(sizes.window, _IDLE))
     seconds = time.monotonic() - began
     worker.check()
     return Quiet(
