@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +32,12 @@ def main(given: Sequence[str] | None = None) -> int:
     seed = seed_of(arguments.seed)
     folder = fresh_folder(arguments.folder or Path("build/chaos") / str(seed))
     plan = Plan(folder, arguments.minutes, seed, arguments.rate, arguments.nemesis, arguments.once, arguments.spare)
-    with Display() as display:
-        history = Run(plan, display).go()
+    try:
+        with Display() as display:
+            history = Run(plan, display).go()
+    except KeyboardInterrupt:
+        print("interrupted: nothing was proven")
+        return 2
     print("checking the history", flush=True)
     verdict = check(history)
     path = report.write(history, verdict)
@@ -42,4 +47,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # SIGTERM, too, must end the workers, the publishers and the servers of the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
