@@ -103,7 +103,7 @@ CHILD_MUTATIONS = (
     Mutation(
         "next-unseen-by-scans",
         "Where there are no flows, no scan finds the next task that a dead worker owes.",
-        (Edit(_FINDING, "    if found is None:\n        found = yield", "    if False:\n        found = yield"),
+        (Edit(_FINDING, "hint=OWED_INDEX)) is not None", "hint=OWED_INDEX)) is ..."),
          Edit("mtask/worker/running/finisher.py", "            self._ledger.has_flows = True\n", "            pass\n")),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),
