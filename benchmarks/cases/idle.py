@@ -79,8 +79,8 @@ def measure(server: Server, options: Options) -> Result:
         samples=samples(found),
         notes=[
             "Raw is one bare change stream and find_one_and_update, while the same workers are idle beside it.",
-            "1 worker is measured at the same rate after the others have ended.",
             "Commands are all that the server took, hellos included: use a server that has nothing else to do.",
+            *(["1 worker is measured at the same rate after the others have ended."] if to_one else []),
         ],
     )
 

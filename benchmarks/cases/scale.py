@@ -39,11 +39,11 @@ def measure(server: Server, options: Options) -> Result:
                 else:
                     drained[n].append(drain_together(server, scratch, "noop", count, n))
     held = _held(server, sizes, max(1, count // _HELD_SHARE), options.runs)
-    costs = {n: [found.cost for found in drained[n]] for n in sizes}
+    costs, held_costs = ({n: [found.cost for found in runs[n]] for n in sizes} for runs in (drained, held))
     figures = [f for n in sizes for f in _figures(n, drained[n], raw[n])]
     figures += [f for n in sizes[1:] for f in (_of_one(_named, n, costs), _of_one(_raw, n, raw))]
     figures += [f for n in sizes for f in _held_figures(n, held[n])]
-    figures += [_of_one(_held_named, n, {m: [found.cost for found in held[m]] for m in sizes}) for n in sizes[1:]]
+    figures += [_of_one(_held_named, n, held_costs) for n in sizes[1:]]
     by_side = {_raw(n): raw[n] for n in sizes} | {_named(n): costs[n] for n in sizes}
     return Result(
         "scale",
@@ -85,11 +85,7 @@ def _held_named(workers: int) -> str:
 def _held_figures(workers: int, held: Sequence[Drained]) -> list[Figure]:
     name = _held_named(workers)
     slots = [100 * found.cost.rate * _HOLD / (workers * _SLOTS) for found in held]
-    lost = [100 * found.claims.lost / max(1, found.claims.won) for found in held]
-    return [
-        figure(f"{name}: of what their slots can do", "%", slots),
-        figure(f"{name}: claims lost to others, of those won", "%", lost, _MOST_LOST),
-    ]
+    return [figure(f"{name}: of what their slots can do", "%", slots), _lost(name, held)]
 
 
 def _named(workers: int) -> str:
@@ -102,13 +98,17 @@ def _raw(processes: int) -> str:
 
 def _figures(workers: int, drained: Sequence[Drained], raw: Sequence[Cost]) -> list[Figure]:
     name = _named(workers)
-    lost = [100 * found.claims.lost / max(1, found.claims.won) for found in drained]
     busy = [found.cost.server.cpu / found.cost.seconds for found in drained]
     return [
         *cost_figures(name, [found.cost for found in drained], raw, None),
-        figure(f"{name}: claims lost to others, of those won", "%", lost, _MOST_LOST),
+        _lost(name, drained),
         figure(f"{name}: cores that the server keeps busy", "", busy),
     ]
+
+
+def _lost(name: str, drained: Sequence[Drained]) -> Figure:
+    lost = [100 * found.claims.lost / max(1, found.claims.won) for found in drained]
+    return figure(f"{name}: claims lost to others, of those won", "%", lost, _MOST_LOST)
 
 
 def _of_one(named: Callable[[int], str], count: int, costs: Mapping[int, Sequence[Cost]]) -> Figure:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from tests.faults import nemeses, report
 from tests.faults.checker import check
 from tests.faults.display import Display
+from tests.faults.interrupts import heed_signals
 from tests.faults.run import WORKERS, Plan, Run, fresh_folder, seed_of
 
 
@@ -47,7 +47,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # SIGTERM, too, must end the workers, the publishers and the servers of the run.
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    heed_signals()
     sys.exit(main())

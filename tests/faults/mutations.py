@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from tests.faults.interrupts import heed_signals
 from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
@@ -264,6 +264,5 @@ def main(arguments: Sequence[str] | None = None, known: Sequence[Mutation] = MUT
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    heed_signals()
     sys.exit(main())
