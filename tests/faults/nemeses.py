@@ -425,7 +425,10 @@ def unleash(world: World, seed: int, minutes: float, only: Sequence[str], is_onc
             errors.append(error)
             world.is_over.set()
 
-    threads = [threading.Thread(target=run, args=(track,), name=f"nemesis-{track.name}") for track in TRACKS]
+    # An interrupted run must not wait for a nemesis that still insists.
+    threads = [
+        threading.Thread(target=run, args=(track,), name=f"nemesis-{track.name}", daemon=True) for track in TRACKS
+    ]
     for thread in threads:
         thread.start()
     if not is_once:
