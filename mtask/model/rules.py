@@ -28,6 +28,10 @@ KEPT_RUNS = 20
 
 _COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
 
+#: The rank of a due task, the best one first: 0 if it was interrupted, else 1; its priority, negated; and its stored
+#: next_preempt_time.
+Rank = tuple[int, int, datetime]
+
 
 def current_runs(task: Task) -> list[Run]:
     """Return the runs of this round, the oldest first."""
@@ -199,6 +203,30 @@ def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None
     if delayed_until is not None:
         thresholds.append(delayed_until)
     return next((m for m in sorted(thresholds) if m >= now and may_take(task, worker_id, m)), None)
+
+
+def is_interrupted(task: Task, now: datetime) -> bool:
+    """Whether a run of this round ended without an outcome of its handler, and no run has followed it.
+
+    Its lease has lapsed, or its worker handed it back. Such a task was under way, so it goes before those that wait for
+    their first run.
+    """
+    runs = current_runs(task)
+    if any(run.is_lapsed(now) for run in runs):
+        return True
+    ended = [run.fail_time for run in runs if _is_cut_off(run) and run.fail_time is not None]
+    return bool(ended) and all(run.claim_time < max(ended) for run in runs)
+
+
+def _is_cut_off(run: Run) -> bool:
+    """Whether the run lapsed and was closed, or was handed back. A handler that asks to be tried again sets a time."""
+    return run.status is RunStatus.TIMEOUT or (run.status is RunStatus.CANCELED and run.retry_time is None)
+
+
+def rank(task: Task, now: datetime) -> Rank:
+    """Return the rank of a due task: workers begin the tasks in the order of their ranks."""
+    stored = task.task_state.next_preempt_time or due_time(task)
+    return (0 if is_interrupted(task, now) else 1, -task.task_option.priority, stored)
 
 
 def kept_runs(task: Task) -> int:

@@ -10,13 +10,18 @@ first, another worker reclaims the permit when no permit is free. The lease alon
 
 A permit for a start counts from the time of the claim. Until that time is known, the permit counts from `claim_by`, the
 latest possible time of the claim.
+
+**The next permit goes to the task of the best rank, whichever worker knows it.** The pool lists the best tasks that
+wait in each worker (`waiting`). A request gets only the permits that no better waiting task of another worker needs. An
+update that leaves permits to such tasks writes `call`, the names of their workers, and these hear of it by their change
+streams. Any other update sets `quiet_time`, so that no stream tells of it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +30,7 @@ from pymongo import ReturnDocument
 from mtask.errors import DatabaseError, DuplicateKey
 from mtask.model.controls import MAX_WINDOW_MS, Limit
 from mtask.model.documents import SCHEMA_VERSION, runs_in
+from mtask.model.rules import Rank
 from mtask.model.status import FINAL, RunStatus
 from mtask.store.driver.operation import Operation, places, tasks
 from mtask.store.statements import expressions as x
@@ -34,6 +40,11 @@ from mtask.store.tasks import claims
 Document = dict[str, Any]
 #: Time limit of a claim, in ms, counted from the update that takes its permits.
 CLAIM_MS = 2_000
+#: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
+#: One that has died, or has no room any more, keeps no permit from others for longer.
+WAIT_MS = 5_000
+#: The most waiting tasks of one worker that a pool lists.
+MAX_WAITING = 200
 #: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
 #: missing after this delay will never come.
 _LATEST = timedelta(seconds=15)
@@ -45,12 +56,19 @@ _KEPT_MS = 3_600_000
 #: The furthest that a well-formed instant can lie in the future, in ms. No claim writes a later instant, even if the
 #: clocks of two servers differ.
 _ABSURD_MS = 60_000
+#: The most tenants whose turns a pool remembers.
+_MAX_TURNS = 1_000
+#: A rank behind all others, for a worker that knows of no other.
+_LAST = [9]
 _RACES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PermitPool:
-    """The permits of a queue, of one limit_key or one tenant in this queue, or of one tenant in all queues."""
+    """The permits of a queue, of one limit_key or one tenant in this queue, or of one tenant in all queues.
+
+    A limit_key of a tenant's task is that tenant's own: equal keys of two tenants have two pools.
+    """
 
     queue: str | None
     key: str | None = None
@@ -66,12 +84,38 @@ class PermitPool:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A task that needs a permit. Without a rank, it goes behind those of others."""
+
+    task_id: str
+    rank: Rank | None = None
+    tenant: str = ""
+    #: The number of tasks of its tenant that go before it. Only in a queue with fair turns.
+    index: int = 0
+    #: Whether the task wants one worker: while a claim of it is under way, nobody else gets a permit for it.
+    is_single: bool = True
+
+    def document(self) -> Document:
+        """Return the form in which pools hold it."""
+        if self.rank is None:
+            return {"task_id": self.task_id, "is_single": self.is_single}
+        begins, priority, time = self.rank
+        rank = [begins, self.index, priority, time]
+        tenant = {"tenant": self.tenant} if self.tenant else {}
+        return {"task_id": self.task_id, "is_single": self.is_single, "rank": rank, **tenant}
+
+
+@dataclass(frozen=True, slots=True)
 class PermitRequest:
-    """A request for one permit per task, the most urgent task first."""
+    """A request for permits of one pool. It also replaces what the pool lists of the tasks that wait in the worker."""
 
     pool: PermitPool
     limit: Limit
-    task_ids: Sequence[str]
+    wanted: Sequence[Wanted]  #: the tasks, the most urgent first
+    most: int | None = None  #: the most permits to take; None: one for each task
+    waiting: Sequence[Wanted] = ()  #: further tasks that wait in this worker, the most urgent first
+    does_wait: bool = True  #: whether the pool is to list the tasks that get no permit
+    is_fair: bool = False  #: whether the tenants of the queue take turns
 
     @property
     def window_ms(self) -> int:
@@ -85,7 +129,11 @@ class PermitRequest:
             "concurrency": self.limit.concurrency,
             "starts": self.limit.starts,
             "window_ms": self.window_ms,
-            "task_ids": list(self.task_ids),
+            "wanted": [task.document() for task in self.wanted],
+            "most": len(self.wanted) if self.most is None else self.most,
+            "waiting": [task.document() for task in self.waiting],
+            "kept": MAX_WAITING if self.does_wait else 0,
+            "is_fair": self.is_fair,
         }
 
 
@@ -96,10 +144,24 @@ class PermitGrant:
     task_ids: frozenset[str]
     claim_by: datetime | None  #: the tasks that got a permit must be claimed before this instant
     is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
+    #: Whether tasks of other workers wait that may go before the refused ones.
+    has_rivals: bool = False
     #: The times of the starts that use up the permits. A start without a settled time has its latest possible time
     #: here. `starts` is empty if starts do not use up the permits. `window` says how long each start counts.
     starts: Sequence[datetime] = ()
     window: timedelta = timedelta(0)
+    #: The tasks that got no permit because a claim of another worker is under way.
+    under_way: frozenset[str] = frozenset()
+    #: Whether the pool lists tasks that wait in this worker.
+    is_listed: bool = False
+    #: In a queue with fair turns: the number of the last turn, and the next turn of each tenant that is ahead of it.
+    turn: int = 0
+    turns: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more permits can be had now."""
+        return self.is_crowded or self.has_rivals or bool(self.starts)
 
     def next_time(self, now: datetime) -> datetime | None:
         """Return the time at which another start is permitted.
@@ -133,11 +195,102 @@ def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expres
     return {"$cond": [unused, {"$add": [x.NOW, _KEPT_MS, window_ms]}, "$$REMOVE"]}
 
 
-def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, Any]]:
+def _others_waiting(worker_id: str) -> x.Expression:
+    """Return the well-formed entries of `waiting` that are of other workers, and still hold."""
+    task = "$$task"
+    is_task = {
+        "$and": [
+            {"$eq": [{"$type": f"{task}.task_id"}, "string"]},
+            {"$isArray": [f"{task}.rank"]},
+            {"$isNumber": {"$arrayElemAt": [{"$cond": [{"$isArray": [f"{task}.rank"]}, f"{task}.rank", []]}, 1]}},
+        ]
+    }
+    array = {"$cond": [{"$isArray": ["$$worker.tasks"]}, "$$worker.tasks", []]}
+    sound_tasks = {"$filter": {"input": array, "as": "task", "cond": is_task}}
+    holds = {
+        "$and": [
+            {"$eq": [{"$type": "$$worker.worker_id"}, "string"]},
+            {"$ne": ["$$worker.worker_id", x.literal(worker_id)]},
+            {"$eq": [{"$type": "$$worker.until"}, "date"]},
+            {"$gt": ["$$worker.until", x.NOW]},
+            {"$lt": ["$$worker.until", x.add_ms(x.NOW, _ABSURD_MS)]},
+        ]
+    }
+    live = {"$filter": {"input": "$waiting", "as": "worker", "cond": holds}}
+    checked = {"$map": {"input": live, "as": "worker", "in": {"$mergeObjects": ["$$worker", {"tasks": sound_tasks}]}}}
+    has_some = {"$and": [{"$isArray": ["$waiting"]}, {"$ne": ["$waiting", []]}]}
+    return {"$cond": [has_some, checked, []]}
+
+
+def _key(task: str) -> x.Expression:
+    """Return the sort key of a task. Where tenants take turns, the number of its turn comes before its priority."""
+    begins, index, priority, time = ({"$arrayElemAt": [f"{task}.rank", place]} for place in range(4))
+    place = {"$indexOfArray": ["$turns.tenant", {"$ifNull": [f"{task}.tenant", ""]}]}
+    own = {"$cond": [{"$gte": [place, 0]}, {"$arrayElemAt": ["$turns.turn", place]}, 0]}
+    by_turn = [begins, {"$add": [{"$max": ["$turn", own]}, index]}, priority, time]
+    return {"$cond": [{"$isArray": ["$turns"]}, by_turn, {"$ifNull": [f"{task}.rank", x.literal(_LAST)]}]}
+
+
+def _sound_turns(is_fair: x.Expression) -> Document:
+    """Return the turns of a fair pool. What is malformed begins anew."""
+    is_sound = {"$and": [{"$eq": [{"$type": "$$of.tenant"}, "string"]}, {"$isNumber": "$$of.turn"}]}
+    turns = {"$filter": {"input": {"$cond": [{"$isArray": ["$turns"]}, "$turns", []]}, "as": "of", "cond": is_sound}}
+    return {
+        "turn": {"$cond": [is_fair, {"$cond": [{"$isNumber": "$turn"}, "$turn", 0]}, "$$REMOVE"]},
+        "turns": {"$cond": [is_fair, turns, "$$REMOVE"]},
+    }
+
+
+def _ids(tasks: x.Expression) -> x.Expression:
+    return {"$map": {"input": tasks, "as": "task", "in": "$$task.task_id"}}
+
+
+def _all_tasks(tasks: x.Expression) -> x.Expression:
+    """Return `tasks` of each entry of `$waiting`, as one array."""
+    each = {"$map": {"input": "$waiting", "as": "worker", "in": tasks}}
+    return {"$reduce": {"input": each, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
+
+
+def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[Mapping[str, Any]]:
+    """Return the last stages of an update: call the workers of the tasks for which `free` permits are left.
+
+    The worker itself is not called: it looks after its own tasks. If it is the only one, nobody hears of the update.
+    """
+    keyed = {"$map": {"input": "$$worker.tasks", "as": "task", "in": {"key": _key("$$task"), "of": "$$worker.worker_id"}}}
+    in_order = {"$sortArray": {"input": _all_tasks(keyed), "sortBy": 1}}  # by the key, as it comes first
+    first = {"$slice": [in_order, {"$max": ["$_free", 1]}]}
+    workers = {"$setUnion": [{"$map": {"input": first, "as": "task", "in": "$$task.of"}}]}
+    is_any = {"$and": [{"$gt": ["$_free", 0]}, {"$ne": ["$waiting", []]}]}
+    # The time makes each call a change, so that the stream tells of it.
+    text = {
+        "$reduce": {
+            "input": "$_called",
+            "initialValue": {"$concat": [{"$toString": x.NOW}, "\n"]},
+            "in": {"$concat": ["$$value", "$$this", "\n"]},
+        }
+    }
+    is_called = {"$ne": ["$_called", []]}
+    everybody = {"$concatArrays": ["$waiting", "$_mine"]}
+    return [
+        {"$set": {"_mine": waiting, "waiting": _others_waiting(worker_id), "_free": free}},
+        {"$set": {"_called": {"$cond": [is_any, workers, []]}}},
+        {
+            "$set": {
+                "call": {"$cond": [is_called, text, "$call"]},
+                "quiet_time": {"$cond": [is_called, "$quiet_time", x.NOW]},
+                "waiting": {"$cond": [{"$eq": [everybody, []]}, "$$REMOVE", everybody]},
+            }
+        },
+        {"$unset": ["_mine", "_free", "_called"]},
+    ]
+
+
+def _take(requests: Sequence[PermitRequest], worker_id: str, token: str, dead: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the update that grants the requested permits, as far as they are free. It serves all requested pools."""
     ids = x.literal([request.pool.id for request in requests])
     mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
+    is_fair = any(request.is_fair for request in requests)
     in_window = {
         "$filter": {
             "input": _STARTS,
@@ -146,49 +299,173 @@ def _take(requests: Sequence[PermitRequest], token: str) -> list[Mapping[str, An
         }
     }
 
-    def left(limit: str, used: x.Expression) -> x.Expression:
+    def left(limit: str, used: str) -> x.Expression:
         return {"$subtract": [{"$ifNull": [limit, {"$add": [{"$size": used}, 1_000_000]}]}, {"$size": used}]}
 
     free = {"$max": [0, {"$min": [left("$_request.concurrency", "$running"), left("$_request.starts", "$starts")]}]}
-    got = {"$cond": [{"$gt": ["$_free", 0]}, {"$slice": ["$_request.task_ids", {"$max": ["$_free", 1]}]}, []]}
+
+    def fresh(entries: str, instant: str) -> x.Expression:
+        is_fresh = {"$gt": [f"$$entry.{instant}", x.NOW]}
+        return _ids({"$filter": {"input": entries, "as": "entry", "cond": is_fresh}})
+
+    # Another worker may be about to claim the same task: it has a permit for it.
+    under_way = {"$setUnion": [fresh("$running", "claim_by"), fresh("$starts", "time")]}
+    is_open = {"$not": [{"$and": ["$$task.is_single", {"$in": ["$$task.task_id", "$_under_way"]}]}]}
+    can_go = {"$filter": {"input": "$_request.wanted", "as": "task", "cond": is_open}}
+    keyed: x.Expression = {
+        "$map": {"input": can_go, "as": "task", "in": {"$mergeObjects": [{"key": _key("$$task")}, "$$task"]}}
+    }
+    if is_fair:
+        keyed = {"$sortArray": {"input": keyed, "sortBy": 1}}  # by the key, as it comes first
+    not_mine = {
+        "$filter": {
+            "input": "$$worker.tasks",
+            "as": "task",
+            "cond": {"$not": [{"$in": ["$$task.task_id", _ids("$_request.wanted")]}]},
+        }
+    }
+    rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
+    # A set, because several workers may wait for the same task.
+    rivals = {"$setUnion": [_all_tasks({"$map": {"input": not_mine, "as": "task", "in": rival}})]}
+    better = {
+        "$size": {
+            "$filter": {
+                "input": "$_rivals",
+                "as": "rival",
+                "cond": {"$lt": ["$$rival.key", {"$getField": {"field": "key", "input": "$$candidate"}}]},
+            }
+        }
+    }
+    at = {"$arrayElemAt": ["$_open", "$$place"]}
+    is_granted = {
+        "$let": {"vars": {"candidate": at}, "in": {"$lt": [{"$add": ["$$place", better]}, "$_free"]}}
+    }
+    room = {"$min": ["$_free", "$_request.most", {"$size": "$_open"}]}
+    granted_cnt = {
+        "$cond": [
+            {"$eq": ["$_rivals", []]},
+            room,
+            {"$size": {"$filter": {"input": {"$range": [0, room]}, "as": "place", "cond": is_granted}}},
+        ]
+    }
+    got = {"$cond": [{"$gt": ["$_granted", 0]}, {"$slice": ["$_open", {"$max": ["$_granted", 1]}]}, []]}
 
     def more(counted: str, name: str) -> x.Expression:
-        entry = {"task_id": "$$taskId", "token": token, name: claim_by}
-        entries = {"$map": {"input": "$_got", "as": "taskId", "in": entry}}
+        entry = {"task_id": "$$task.task_id", "token": token, name: claim_by}
+        entries = {"$map": {"input": "$_got", "as": "task", "in": entry}}
         return {"$cond": [{"$gt": [counted, None]}, entries, []]}
 
-    return [
+    without_got = {
+        "$filter": {
+            "input": "$$worker.tasks",
+            "as": "task",
+            "cond": {"$not": [{"$in": ["$$task.task_id", "$_got_ids"]}]},
+        }
+    }
+    left_over = {
+        "$filter": {
+            "input": "$_request.wanted",
+            "as": "task",
+            "cond": {"$not": [{"$in": ["$$task.task_id", {"$setUnion": ["$_got_ids", "$_under_way"]}]}]},
+        }
+    }
+    waits = {
+        "$cond": [
+            {"$gt": ["$_request.kept", 0]},
+            {"$slice": [{"$concatArrays": [left_over, "$_request.waiting"]}, {"$max": ["$_request.kept", 1]}]},
+            [],
+        ]
+    }
+    own = {"worker_id": x.literal(worker_id), "until": x.add_ms(x.NOW, WAIT_MS), "tasks": "$_waits"}
+    stages: list[Mapping[str, Any]] = [
         {"$set": {"_request": mine}},
-        {"$set": {"starts": in_window, "running": _RUNNING}},
-        {"$set": {"_free": free}},
+        {
+            "$set": {
+                "starts": in_window,
+                "running": _without(_RUNNING, dead),
+                "waiting": _others_waiting(worker_id),
+                "concurrency": {"$ifNull": ["$_request.concurrency", "$$REMOVE"]},
+                **(_sound_turns("$_request.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}),
+            }
+        },
+        {"$set": {"_free": free, "_under_way": under_way, "_rivals": rivals}},
+        {"$set": {"_open": keyed}},
+        {"$set": {"_granted": granted_cnt}},
         {"$set": {"_got": got}},
+        {"$set": {"_got_ids": _ids("$_got")}},
         {
             "$set": {
                 "starts": {"$concatArrays": ["$starts", more("$_request.starts", "time")]},
                 "running": {"$concatArrays": ["$running", more("$_request.concurrency", "claim_by")]},
+                "waiting": {
+                    "$map": {
+                        "input": "$waiting",
+                        "as": "worker",
+                        "in": {"$mergeObjects": ["$$worker", {"tasks": without_got}]},
+                    }
+                },
+                "_waits": waits,
+                "schema_version": SCHEMA_VERSION,
             }
         },
+        {"$set": {"expire_time": _kept_while_used("$running", "$_request.window_ms")}},
+        *(_turned() if is_fair else []),
+        *_calling(
+            worker_id,
+            {"$subtract": ["$_free", "$_granted"]},
+            {"$cond": [{"$eq": ["$_waits", []]}, [], [own]]},
+        ),
+    ]
+    names = ("request", "under_way", "rivals", "open", "granted", "got", "got_ids", "waits")
+    return [*stages, {"$unset": [f"_{name}" for name in names]}]
+
+
+def _turned() -> list[Mapping[str, Any]]:
+    """Return the stages that count the turns of the tasks that got a permit."""
+    turn = {"$arrayElemAt": ["$$task.key", 1]}
+    last = {"$max": {"$concatArrays": [["$turn"], {"$map": {"input": "$_got", "as": "task", "in": turn}}]}}
+    tenant = {"$ifNull": ["$$task.tenant", ""]}
+    tenants = {"$setUnion": [{"$map": {"input": "$_got", "as": "task", "in": tenant}}]}
+    of_tenant = {"$filter": {"input": "$_got", "as": "task", "cond": {"$eq": [tenant, "$$tenant"]}}}
+    next_turn = {"$add": [{"$max": {"$map": {"input": of_tenant, "as": "task", "in": turn}}}, 1]}
+    moved = {"$map": {"input": "$_tenants", "as": "tenant", "in": {"tenant": "$$tenant", "turn": next_turn}}}
+    stays = {"$not": [{"$in": ["$$of.tenant", "$_tenants"]}]}
+    kept = {"$filter": {"input": "$turns", "as": "of", "cond": stays}}
+    # Who is not listed has the next turn. So those whose turn that is need not be listed.
+    ahead = {
+        "$filter": {
+            "input": {"$concatArrays": [kept, moved]},
+            "as": "of",
+            "cond": {"$gt": ["$$of.turn", "$_last"]},
+        }
+    }
+    is_fair = "$_request.is_fair"
+    return [
+        {"$set": {"_last": {"$cond": [is_fair, last, "$$REMOVE"]}, "_tenants": {"$cond": [is_fair, tenants, []]}}},
         {
             "$set": {
-                "expire_time": _kept_while_used("$running", "$_request.window_ms"),
-                "schema_version": SCHEMA_VERSION,
-                "_request": "$$REMOVE",
-                "_free": "$$REMOVE",
-                "_got": "$$REMOVE",
+                "turns": {"$cond": [is_fair, {"$slice": [ahead, -_MAX_TURNS]}, "$$REMOVE"]},
+                "turn": {"$cond": [is_fair, "$_last", "$$REMOVE"]},
             }
         },
+        {"$unset": ["_last", "_tenants"]},
     ]
 
 
-def take(requests: Sequence[PermitRequest], token: str) -> Operation[dict[PermitPool, PermitGrant]]:
+def take(
+    requests: Sequence[PermitRequest], worker_id: str, token: str, dead: Sequence[HeldPermit] = ()
+) -> Operation[dict[PermitPool, PermitGrant]]:
     """Grant the requested permits, as far as they are free. `token` is the claim's new random text.
+
+    `dead`: permits of closed runs, which are returned first. A request without tasks only replaces what the pool lists
+    of this worker.
 
     Permits of one pool take one round trip. Permits of several pools take two, and three more if a pool is used for the
     first time.
     """
-    pipeline = _take(requests, token)
+    pipeline = _take(requests, worker_id, token, [_name_of(entry.task_id, entry.token) for entry in dead])
     ids = [request.pool.id for request in requests]
-    view = {"starts": 1, "running": 1}
+    view = {"starts": 1, "running": 1, "waiting": 1, "turn": 1, "turns": 1}
     if len(ids) == 1:
         found = {ids[0]: (yield from _take_one(ids[0], pipeline, view))}
     else:
@@ -199,7 +476,7 @@ def take(requests: Sequence[PermitRequest], token: str) -> Operation[dict[Permit
             yield places("insert_new", new)
             found |= yield from _take_several(absent, pipeline, view)
     return {
-        request.pool: _granted(request, found[request.pool.id], token)
+        request.pool: _granted(request, found[request.pool.id], worker_id, token)
         for request in requests
         if request.pool.id in found
     }
@@ -228,23 +505,34 @@ def _take_several(ids: Sequence[str], pipeline: Any, view: Document) -> Operatio
     return {document["_id"]: document for document in documents}
 
 
-def _granted(request: PermitRequest, document: Document, token: str) -> PermitGrant:
+def _granted(request: PermitRequest, document: Document, worker_id: str, token: str) -> PermitGrant:
     counted, name = ("starts", "time") if request.limit.concurrency is None else ("running", "claim_by")
     mine = [entry for entry in document[counted] if entry.get("token") == token]
     task_ids = frozenset(entry["task_id"] for entry in mine)
     claim_by = min((entry[name] for entry in mine), default=None)
-    if len(task_ids) >= len(request.task_ids):
-        return PermitGrant(task_ids, claim_by)
     limit = request.limit
+    waiting = document.get("waiting", ())
     is_crowded = limit.concurrency is not None and len(document["running"]) >= limit.concurrency
     starts: list[datetime] = []
     if limit.starts is not None and len(document["starts"]) >= limit.starts and not is_crowded:
         starts = [entry["time"] for entry in document["starts"]]
-    return PermitGrant(task_ids, claim_by, is_crowded, starts, timedelta(milliseconds=request.window_ms))
+    others = {entry["task_id"] for entry in document[counted] if entry.get("token") != token}
+    return PermitGrant(
+        task_ids,
+        claim_by,
+        is_crowded,
+        any(entry["worker_id"] != worker_id and entry["tasks"] for entry in waiting),
+        starts,
+        timedelta(milliseconds=request.window_ms),
+        frozenset(task.task_id for task in request.wanted if task.is_single and task.task_id in others),
+        any(entry["worker_id"] == worker_id for entry in waiting),
+        int(document.get("turn", 0)),
+        {str(of["tenant"]): int(of["turn"]) for of in document.get("turns", ())},
+    )
 
 
 def settle(
-    taken: Iterable[PermitPool], token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
+    taken: Iterable[PermitPool], worker_id: str, token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
 ) -> Operation[None]:
     """Store the claim times of the claimed tasks, and give back the permits of the tasks that were not claimed."""
     ids, given_back = list(claimed), x.literal(list(lost))
@@ -263,14 +551,7 @@ def settle(
             "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [is_claimed, timed, "$$entry"]}}},
         }
     }
-    yield places(
-        "update_many",
-        {"_id": {"$in": [pool.id for pool in taken]}},
-        [
-            {"$set": {"starts": starts, "running": kept(_RUNNING)}},
-            {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
-        ],
-    )
+    yield _returning([pool.id for pool in taken], worker_id, {"starts": starts, "running": kept(_RUNNING)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,20 +563,42 @@ class HeldPermit:
     token: str
 
 
-def give_back(held: Sequence[HeldPermit]) -> Operation[None]:
-    """Give back the permits of closed runs."""
-    yield from _give_back([entry.pool.id for entry in held], [(entry.task_id, entry.token) for entry in held])
-
-
-def _give_back(pool_ids: Sequence[str], runs: Sequence[tuple[str, str]]) -> Operation[None]:
-    gone = x.literal([f"{token} {task_id}" for task_id, token in runs])
-    name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
-    running = {"$filter": {"input": _RUNNING, "as": "entry", "cond": {"$not": [{"$in": [name, gone]}]}}}
-    yield places(
-        "update_many",
-        {"_id": {"$in": sorted(set(pool_ids))}},
-        [{"$set": {"running": running}}, {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}}],
+def give_back(held: Sequence[HeldPermit], worker_id: str) -> Operation[None]:
+    """Give back the permits of closed runs, and call the workers whose tasks may have them."""
+    yield from _give_back(
+        [entry.pool.id for entry in held], worker_id, [(entry.task_id, entry.token) for entry in held]
     )
+
+
+def _give_back(pool_ids: Sequence[str], worker_id: str, runs: Sequence[tuple[str, str]]) -> Operation[None]:
+    running = _without(_RUNNING, [_name_of(task_id, token) for task_id, token in runs])
+    yield _returning(sorted(set(pool_ids)), worker_id, {"running": running})
+
+
+def _returning(pool_ids: Sequence[str], worker_id: str, change: Mapping[str, x.Expression]) -> Any:
+    """Return the update that makes this change, and calls the workers whose tasks may have the permits."""
+    free = {"$subtract": [{"$cond": [{"$isNumber": "$concurrency"}, "$concurrency", 0]}, {"$size": "$running"}]}
+    me = x.literal(worker_id)
+    has_any = {"$isArray": ["$waiting"]}
+    own = {"$filter": {"input": "$waiting", "as": "worker", "cond": {"$eq": ["$$worker.worker_id", me]}}}
+    pipeline = [
+        {"$set": {**change, **_sound_turns({"$isArray": ["$turns"]})}},
+        {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
+        *_calling(worker_id, free, {"$cond": [has_any, own, []]}),
+    ]
+    return places("update_many", {"_id": {"$in": list(pool_ids)}}, pipeline)
+
+
+def _name_of(task_id: str, token: str) -> str:
+    return f"{token} {task_id}"
+
+
+def _without(running: x.Expression, names: Sequence[str]) -> x.Expression:
+    """Return the entries without those of these runs, each named by its token and its task."""
+    if not names:
+        return running
+    name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
+    return {"$filter": {"input": running, "as": "entry", "cond": {"$not": [{"$in": [name, x.literal(list(names))]}]}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +613,7 @@ class Reclaimed:
     closed_cnt: int = 0
 
 
-def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
+def reclaim(crowded: Sequence[PermitPool], worker_id: str) -> Operation[Reclaimed]:
     """Give back the permits that ended runs still hold.
 
     A lapsed run is closed first, so that no late ping can revive it.
@@ -334,7 +637,7 @@ def reclaim(crowded: Sequence[PermitPool]) -> Operation[Reclaimed]:
         if entry["claim_by"] + _LATEST < now if run is None else run.is_over:
             dead.append((pool_id, (entry["task_id"], entry["token"])))
     if dead:
-        yield from _give_back([pool_id for pool_id, _ in dead], [run for _, run in dead])
+        yield from _give_back([pool_id for pool_id, _ in dead], worker_id, [run for _, run in dead])
     later = [run.lapses - now for run in held if run.is_running and run.lapses is not None and run.lapses > now]
     return Reclaimed(bool(dead), min(later, default=None), lapsed, closed_cnt)
 
