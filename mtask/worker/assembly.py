@@ -184,7 +184,13 @@ class Assembly:
         runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
-        queue = PreemptionQueue(capacity, is_limited=limits.is_limited, is_fair=controls.is_fair, isolated=room)
+        queue = PreemptionQueue(
+            capacity,
+            is_limited=limits.is_limited,
+            limited=limits.windows,
+            is_fair=controls.is_fair,
+            isolated=room,
+        )
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
         inbox = Inbox(scope, queue, admission, questions, ranks)
@@ -254,6 +260,7 @@ class Assembly:
             return None
         from mtask.worker.executors.room import ExecutorRoom
 
+        executors.on_idle = self.scope.signals.room_made.send
         return ExecutorRoom(self.scope.ledger, self.app.handlers, executors)
 
     def _executors(self, pinger: Pinger, keeper: LogKeeper | None) -> Executors | None:
@@ -287,7 +294,10 @@ def _connect(parts: Parts) -> None:
     signals.tasks_doubtful.connect(parts.questions.suspect_all)
     signals.permits_freed.connect(parts.scans.ask_soon)
     signals.controls_resumed.connect(parts.scans.ask_full)
-    signals.controls_changed.connect(parts.limits.parking.try_all, parts.scans.ask_full, parts.retention.wake)
+    signals.controls_changed.connect(
+        parts.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, parts.retention.wake
+    )
+    signals.permits_called.connect(parts.limits.called)
     signals.under_way.connect(parts.claimer.until_landed, parts.retention.until_landed)
     signals.heartbeat_wanted.connect(parts.pinger.beat_now)
     if parts.scheduler is not None:

@@ -47,6 +47,7 @@ TASKS = "tasks"
 WORKERS = "workers"
 SCHEDULES = "schedules"
 CONTROLS = "controls"
+PLACES = "places"
 
 #: The usual time limit of each call of an operation. It includes server selection and retries.
 OPERATION_TIMEOUT = timedelta(seconds=10)

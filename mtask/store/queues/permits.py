@@ -144,7 +144,7 @@ class PermitGrant:
     task_ids: frozenset[str]
     claim_by: datetime | None  #: the tasks that got a permit must be claimed before this instant
     is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
-    #: Whether tasks of other workers wait that may go before the refused ones.
+    #: Whether free permits are left for tasks of other workers that go before the refused ones.
     has_rivals: bool = False
     #: The times of the starts that use up the permits. A start without a settled time has its latest possible time
     #: here. `starts` is empty if starts do not use up the permits. `window` says how long each start counts.
@@ -256,7 +256,9 @@ def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[
 
     The worker itself is not called: it looks after its own tasks. If it is the only one, nobody hears of the update.
     """
-    keyed = {"$map": {"input": "$$worker.tasks", "as": "task", "in": {"key": _key("$$task"), "of": "$$worker.worker_id"}}}
+    keyed = {
+        "$map": {"input": "$$worker.tasks", "as": "task", "in": {"key": _key("$$task"), "of": "$$worker.worker_id"}}
+    }
     in_order = {"$sortArray": {"input": _all_tasks(keyed), "sortBy": 1}}  # by the key, as it comes first
     first = {"$slice": [in_order, {"$max": ["$_free", 1]}]}
     workers = {"$setUnion": [{"$map": {"input": first, "as": "task", "in": "$$task.of"}}]}
@@ -285,7 +287,9 @@ def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[
     ]
 
 
-def _take(requests: Sequence[PermitRequest], worker_id: str, token: str, dead: Sequence[str]) -> list[Mapping[str, Any]]:
+def _take(
+    requests: Sequence[PermitRequest], worker_id: str, token: str, dead: Sequence[str]
+) -> list[Mapping[str, Any]]:
     """Return the update that grants the requested permits, as far as they are free. It serves all requested pools."""
     ids = x.literal([request.pool.id for request in requests])
     mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
@@ -337,9 +341,7 @@ def _take(requests: Sequence[PermitRequest], worker_id: str, token: str, dead: S
         }
     }
     at = {"$arrayElemAt": ["$_open", "$$place"]}
-    is_granted = {
-        "$let": {"vars": {"candidate": at}, "in": {"$lt": [{"$add": ["$$place", better]}, "$_free"]}}
-    }
+    is_granted = {"$let": {"vars": {"candidate": at}, "in": {"$lt": [{"$add": ["$$place", better]}, "$_free"]}}}
     room = {"$min": ["$_free", "$_request.most", {"$size": "$_open"}]}
     granted_cnt = {
         "$cond": [
@@ -517,14 +519,16 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
     if limit.starts is not None and len(document["starts"]) >= limit.starts and not is_crowded:
         starts = [entry["time"] for entry in document["starts"]]
     others = {entry["task_id"] for entry in document[counted] if entry.get("token") != token}
+    under_way = {task.task_id for task in request.wanted if task.is_single and task.task_id in others} - task_ids
+    is_refused = len(task_ids) + len(under_way) < len(request.wanted)
     return PermitGrant(
         task_ids,
         claim_by,
         is_crowded,
-        any(entry["worker_id"] != worker_id and entry["tasks"] for entry in waiting),
+        is_refused and any(entry["worker_id"] != worker_id and entry["tasks"] for entry in waiting),
         starts,
         timedelta(milliseconds=request.window_ms),
-        frozenset(task.task_id for task in request.wanted if task.is_single and task.task_id in others),
+        frozenset(under_way),
         any(entry["worker_id"] == worker_id for entry in waiting),
         int(document.get("turn", 0)),
         {str(of["tenant"]): int(of["turn"]) for of in document.get("turns", ())},

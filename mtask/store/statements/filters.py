@@ -164,9 +164,9 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
     }
 
 
-def without_keys(keys: Sequence[str]) -> Filter:
-    """Exclude tasks with these limit_keys. The caller adds the result to another filter."""
-    return {"task_option.limit_key": {"$nin": list(keys)}} if keys else {}
+def none_of(clauses: Sequence[Filter]) -> list[Filter]:
+    """Return a list of guards that excludes the tasks of each of these clauses. It is empty if there are none."""
+    return [{"$nor": list(clauses)}] if clauses else []
 
 
 def other_than(task_ids: Sequence[str]) -> list[Filter]:

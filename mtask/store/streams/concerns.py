@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtask.model.status import FINAL, TaskStatus, WorkerStatus
-from mtask.store.driver.stores import CONTROLS, SCHEDULES, TASKS, WORKERS
+from mtask.store.driver.stores import CONTROLS, PLACES, SCHEDULES, TASKS, WORKERS
 from mtask.store.statements import expressions as x
 from mtask.store.statements import short
 from mtask.store.statements.filters import LAST_TIME, Shares
 
 Document = dict[str, Any]
-_HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS]
+_HEARD = [TASKS, WORKERS, SCHEDULES, CONTROLS, PLACES]
 
 
 def _updated(path: str) -> x.Expression:
@@ -143,6 +143,15 @@ def _worker_events(worker_id: str) -> x.Expression:
     }
 
 
+def _calls(worker_id: str) -> x.Expression:
+    """Whether an update of a pool calls this worker: see `mtask.store.queues.permits`."""
+    call = _updated("call")
+    place = {
+        "$indexOfBytes": [{"$cond": [{"$eq": [{"$type": call}, "string"]}, call, ""]}, x.literal(f"\n{worker_id}\n")]
+    }
+    return {"$and": [{"$eq": ["$operationType", "update"]}, {"$gte": [place, 0]}]}
+
+
 def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Shares | None = None) -> list[Document]:
     """Return the pipeline stages with which this worker's change stream is opened.
 
@@ -153,6 +162,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
             "branches": [
                 {"case": {"$eq": ["$ns.coll", TASKS]}, "then": _task_events(worker_id, queues, horizon_ms, shares)},
                 {"case": {"$eq": ["$ns.coll", WORKERS]}, "then": _worker_events(worker_id)},
+                {"case": {"$eq": ["$ns.coll", PLACES]}, "then": _calls(worker_id)},
             ],
             "default": {"$not": [_updates_under("schedule_state")]},
         }
@@ -174,6 +184,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
                 "fullDocument.tenant": 1,
                 "fullDocument.sealed": 1,
                 "fullDocument.task_option.priority": 1,
+                "fullDocument.task_option.limit_key": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,
                 "is_simple": short.looks_simple("$fullDocument"),

@@ -23,7 +23,7 @@ from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from mtask.model.status import TaskStatus
-from mtask.store.driver.stores import CONTROLS, SCHEDULES, WORKERS, AsyncStore, bounded
+from mtask.store.driver.stores import CONTROLS, PLACES, SCHEDULES, WORKERS, AsyncStore, bounded
 from mtask.store.statements.filters import Shares
 from mtask.store.streams import concerns
 from mtask.store.streams.traffic import Density, Traffic
@@ -49,6 +49,7 @@ class EventKind(Enum):
     PEERS_CHANGED = "peers"  #: a worker came, went or changed its concurrency
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; a firing is no event
     CONTROLS_CHANGED = "rules"  #: a control of a queue or a task name changed
+    PERMITS_CALLED = "permits"  #: permits of a pool are left for tasks that wait in this worker
     COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
 
 
@@ -224,6 +225,8 @@ def _event(change: Any) -> Event:
     document_id = change.get("documentKey", {}).get("_id")
     if change["ns"]["coll"] == CONTROLS:
         return Event(EventKind.CONTROLS_CHANGED)
+    if change["ns"]["coll"] == PLACES:
+        return Event(EventKind.PERMITS_CALLED, document_id)
     if change["ns"]["coll"] == SCHEDULES:
         return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:

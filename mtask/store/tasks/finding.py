@@ -57,8 +57,10 @@ SCAN_VIEW: Mapping[str, Any] = {
     "queue": 1,
     "tenant": 1,
     "task_option.priority": 1,
+    "task_option.limit_key": 1,
     "task_state.next_preempt_time": 1,
     "task_state.status": 1,
+    "task_state.worker_states.status": 1,
     "now": x.NOW,
 }
 #: The same without the server's time. An expression in a projection costs the server a third of the query's CPU, and
@@ -90,7 +92,6 @@ def scan(
     worker_id: str,
     horizon_ms: int,
     limit: int,
-    left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
     timeout: timedelta | None = None,
     position: filters.Filter | None = None,
@@ -99,7 +100,7 @@ def scan(
 
     The highest priority comes first. Among equal priorities, the longest due task comes first.
 
-    `left_out` holds limit_keys to exclude. `also` holds further guards. If `timeout` is None, the usual limit of an
+    `also` holds further guards. If `timeout` is None, the usual limit of an
     operation applies. If `horizon_ms` is 0, all found tasks are due, and the scan does not ask for the server's time.
     `position`: the result of `behind`. Only the tasks behind it are returned.
 
@@ -115,7 +116,7 @@ def scan(
     parts: list[Scan] = []
     for first in range(0, max(1, len(queues)), _MOST_QUEUES):  # without queues, for malformed tasks that have none
         claimable = filters.claimable(queues[first : first + _MOST_QUEUES], names, worker_id, horizon_ms)
-        claimable = filters.with_guards(claimable | filters.without_keys(left_out), also)
+        claimable = filters.with_guards(claimable, also)
         parts.append((yield from _scan(claimable, by_order, limit, DISCOVERY_INDEX, timeout, view)))
     return parts[0] if len(parts) == 1 else _merged(parts, limit)
 
@@ -132,11 +133,11 @@ def _merged(parts: Sequence[Scan], limit: int) -> Scan:
 
 def _order(document: Mapping[str, Any]) -> tuple[bool, tuple[int, datetime] | None]:
     """Return the sort key of a found task. Malformed ones come last."""
-    place = _place_of(document)
+    place = place_of(document)
     return (True, None) if place is None else (False, (-place[0], place[1]))
 
 
-def _place_of(document: Mapping[str, Any]) -> tuple[int, datetime] | None:
+def place_of(document: Mapping[str, Any]) -> tuple[int, datetime] | None:
     """Return the priority and the time by which a found task is ordered; None: the document is malformed."""
     option, state = document.get("task_option"), document.get("task_state")
     priority = option.get("priority") if isinstance(option, Mapping) else None
@@ -152,7 +153,7 @@ def behind(document: Mapping[str, Any]) -> filters.Filter | None:
     Without the filter, the server first passes all keys that claims have removed, as it keeps these for minutes. None:
     the document is malformed.
     """
-    place = _place_of(document)
+    place = place_of(document)
     return None if place is None else {"task_option.priority": place[0], filters.NEXT: {"$gte": place[1]}}
 
 
@@ -162,7 +163,6 @@ def scan_begun(
     worker_id: str,
     horizon_ms: int,
     limit: int,
-    left_out: Sequence[str] = (),
     also: Sequence[filters.Filter] = (),
 ) -> Operation[Scan]:
     """Scan only RUNNING tasks. The longest due task comes first.
@@ -170,7 +170,7 @@ def scan_begun(
     If the backlog is long, `scan` may not reach the RUNNING tasks.
     """
     begun = {**filters.claimable(queues, names, worker_id, horizon_ms), "task_state.status": TaskStatus.RUNNING.value}
-    begun = filters.with_guards(begun | filters.without_keys(left_out), also)
+    begun = filters.with_guards(begun, also)
     return (yield from _scan(begun, [("task_state.next_preempt_time", 1)], limit, STATUS_INDEX))
 
 
@@ -190,22 +190,6 @@ def scan_tenants(
     claimable = {**filters.claimable([queue], names, worker_id, horizon_ms), "queue": queue}
     claimable = filters.with_guards({**claimable, "tenant": {"$exists": True, **between}}, also)
     order = [("tenant", 1), ("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
-    return (yield from _scan(claimable, order, limit, TURNS_INDEX))
-
-
-def scan_tenant(
-    queues: Sequence[str],
-    tenant: str,
-    names: Sequence[str],
-    worker_id: str,
-    horizon_ms: int,
-    limit: int,
-    also: Sequence[filters.Filter] = (),
-) -> Operation[Scan]:
-    """Scan the tasks of one tenant, in the order of `scan`."""
-    claimable = {**filters.claimable(queues, names, worker_id, horizon_ms), "queue": {"$in": list(queues)}}
-    claimable = filters.with_guards({**claimable, "tenant": tenant}, also)
-    order = [("task_option.priority", -1), ("task_state.next_preempt_time", 1)]
     return (yield from _scan(claimable, order, limit, TURNS_INDEX))
 
 

@@ -1,30 +1,53 @@
-"""Limits: takes permits for tasks before the claim. A task that gets no permit is parked until a permit may be free."""
+"""Limits: takes permits for tasks before the claim. A task that gets no permit waits in a window until one may be free.
+
+A limit changes when a task begins, but not in which order. A request names the ranks of its tasks, and the pool gives
+its permits to the best rank of all workers. A worker that asks in vain is listed in the pool, and is called when a
+permit is left for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from time import monotonic
 
 from mtask.errors import DatabaseError
-from mtask.model.controls import Limit
+from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import HeldPermit, PermitPool, PermitRequest
+from mtask.store.queues.permits import MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
-from mtask.worker.admission.parking import RECLAIM, Parking
+from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
+from mtask.worker.admission.windows import Windows
 from mtask.worker.log import fields, logger
 from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
+from mtask.worker.state.timing import wake_or_wait
 
+#: The time from a refusal to a search for dead runs, and the least time between two searches, in seconds. A pool is
+#: searched if runs hold all its permits.
+_RECLAIM = 0.5
 #: The longest time before another search for dead runs in the same pool, in seconds.
 _MAX_RECLAIM = 5.0
 #: The most pools that one search for the permits of dead runs covers.
 _MAX_POOLS = 200
+#: The pause before the next request to a pool whose permits are all in use, in seconds. A returned permit is told at
+#: once: this is for what was not told. It must be shorter than `permits.WAIT_MS`.
+_POLL = 2.0
+#: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
+_GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
+#: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
+_ANSWER = 0.25
+#: The least time between two scans for more waiting tasks, in seconds, if the first scan was useful, and if it was not.
+#: A scan was useful if at least `_USEFUL` permits were granted after it.
+_MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +62,18 @@ class Admitted:
     held: Mapping[str, Sequence[HeldPermit]]
     #: The pools that granted a permit to each task. The key is the task's id.
     granted: Mapping[str, Sequence[PermitPool]]
-    #: All pools that received a request for permits.
-    asked: frozenset[PermitPool]
+    #: The pools in which starts are counted.
+    timed: frozenset[PermitPool]
     #: The tasks that got one permit but lack another permit. These tasks are not claimed.
-    refused: Sequence[str]
+    incomplete: Sequence[str]
     #: The time until which the tasks may be claimed, by the server's clock; None: no permit was requested.
     claim_by: datetime | None
     #: The queue, the limit_key and the tenant of each task. The guard of the claim refuses a task if one of these has
     #: changed since.
-    of: frozenset[tuple[str, str | None, str | None]]
+    of: frozenset[Lane]
+    #: The tasks that got no permit, to be queued again; and those that another worker is about to claim.
+    refused: Sequence[StoredTask] = ()
+    under_way: Sequence[StoredTask] = ()
 
     @property
     def guard(self) -> list[Filter]:
@@ -58,7 +84,7 @@ class Admitted:
 
 #: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
 #: its queue.
-_SCOPES = 4
+_KINDS = 4
 
 
 class Limits:
@@ -67,11 +93,24 @@ class Limits:
     def __init__(self, scope: Scope, controls: Controls) -> None:
         self._scope = scope
         self._store = scope.store
+        self._clock = scope.clock
+        self._worker_id = scope.worker_id
         self._controls = controls
-        self.parking = Parking(scope, controls)
+        self.pools = Pools(controls)
+        self.windows = Windows(self.pools)
         self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
         self._to_give_back: list[HeldPermit] = []
         self._giving = asyncio.Event()
+        self._wake = asyncio.Event()
+        self.windows.on_closed = self._wake.set
+        #: The lanes of the tasks that were taken from the windows and have not asked yet.
+        self._picked: dict[str, Lane] = {}
+        #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
+        #: and the timer of the next one.
+        self._granted_cnt = 0
+        self._more_at = 0.0
+        self._more: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._is_stopping = False
 
     @property
@@ -91,25 +130,48 @@ class Limits:
             return []
         return [of_others(sorted(self._controls.limits), sorted(self._controls.tenant_limits))]
 
-    async def admit(self, tasks: Sequence[StoredTask], token: str) -> Admitted:
-        """Take permits for these tasks, in the given order. Park each task that does not get all its permits.
+    # --- taking permits -------------------------------------------------------------------------------------
 
+    def pick(self, entries: Iterable[Entry]) -> None:
+        """Note the tasks that were taken from the windows. The caller must call `landed` for each."""
+        for entry in entries:
+            self._picked[entry.task_id] = Lane(entry.queue or "", entry.limit_key, entry.tenant)
+
+    def landed(self, task_ids: Iterable[str]) -> None:
+        """Let other tasks ask in place of those that did not."""
+        pools = [
+            pool for task_id in task_ids if (lane := self._picked.pop(task_id, None)) for pool in self.pools.of(lane)
+        ]
+        if pools:
+            self._let_ask(Counter(pools))
+        self.look_for_more()
+
+    async def admit(
+        self, tasks: Sequence[StoredTask], token: str, now: datetime, dead: Sequence[tuple[str, str]] = ()
+    ) -> Admitted:
+        """Take permits for these tasks, as far as they are free.
+
+        `now`: the server's time at which the tasks were read. `dead`: the tasks and the tokens of closed runs, whose
+        permits are returned first.
         Raises DatabaseError. The permits that were granted before the error are given back.
         """
-        wanted = {task.id: task for task in tasks if not self.parking.park_task(task)}
-        asked: set[PermitPool] = set()
+        wanted = {task.id: task for task in tasks}
+        timed: set[PermitPool] = set()
         held: dict[str, list[HeldPermit]] = {}
         granted: dict[str, list[PermitPool]] = {}
+        refused: list[StoredTask] = []
+        under_way: list[StoredTask] = []
         claim_by: datetime | None = None
+        for task_id in wanted:
+            self._picked.pop(task_id, None)
         try:
-            # The narrower pools come first: a task without a permit of its limit_key must not take a permit of its
-            # queue.
-            for scope in range(_SCOPES):
-                requests = self._requests(wanted.values(), scope)
+            for kind in range(_KINDS):
+                requests = self._requests(wanted.values(), kind, now)
                 if not requests:
                     continue
-                asked.update(request.pool for request in requests)
-                answers = await self._store.run(permits.take(requests, token))
+                timed.update(request.pool for request in requests if request.limit.starts is not None)
+                gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
+                answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
                 for request in requests:
                     answer = answers.get(request.pool, permits.NONE)
                     claim_by = min(filter(None, (claim_by, answer.claim_by)), default=None)
@@ -117,33 +179,102 @@ class Limits:
                         granted.setdefault(task_id, []).append(request.pool)
                         if request.limit.concurrency is not None:
                             held.setdefault(task_id, []).append(HeldPermit(request.pool, task_id, token))
-                    refused_tasks = [wanted.pop(t) for t in request.task_ids if t not in answer.task_ids]
-                    self.parking.take_answer(request, answer, refused_tasks)
+                    for asked in request.wanted:
+                        if asked.task_id not in answer.task_ids:
+                            task = wanted.pop(asked.task_id)
+                            (under_way if task.id in answer.under_way else refused).append(task)
+                    self._take_answer(request, answer)
         except DatabaseError:
-            await self.settle(Admitted([], token, {}, granted, frozenset(asked), [], None, frozenset()), {}, [*granted])
+            lost = Admitted([], token, {}, granted, frozenset(timed), [], None, frozenset())
+            await self.settle(lost, {}, [*granted])
             raise
-        refused = [task_id for task_id in granted if task_id not in wanted]
-        of = frozenset((task.queue, task.task_option.limit_key, task.tenant) for task in wanted.values())
-        admitted = Admitted(list(wanted), token, held, granted, frozenset(asked), refused, claim_by, of)
-        if refused and not wanted:
+        incomplete = [task_id for task_id in granted if task_id not in wanted]
+        of = frozenset(_lane_of(task) for task in wanted.values())
+        # The order of the request may differ from that of the server, where tenants take turns.
+        admitted = Admitted(
+            list(wanted), token, held, granted, frozenset(timed), incomplete, claim_by, of, refused, under_way
+        )
+        if incomplete and not wanted:
             await self.settle(admitted, {}, ())
         return admitted
 
-    def _requests(self, tasks: Iterable[StoredTask], scope: int) -> list[PermitRequest]:
-        """Return the requests for the permits of one kind. `scope`: its number, the narrowest kind is 0."""
-        found: dict[PermitPool, tuple[Limit, list[str]]] = {}
+    def _requests(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
+        """Return the requests for the permits of one kind. `kind`: its number, the narrowest kind is 0."""
+        found: dict[PermitPool, list[StoredTask]] = {}
+        limits = {}
         for task in tasks:
-            control = self._controls.limits.get(task.queue)
-            key, tenant = task.task_option.limit_key, task.tenant
-            limit, pool = (
-                (control and key is not None and control.key_limit, PermitPool(task.queue, key)),
-                (control and tenant is not None and control.tenant_limit, PermitPool(task.queue, tenant=tenant)),
-                (self._controls.tenant_limits.get(tenant or ""), PermitPool(None, tenant=tenant)),
-                (control and control.limit, PermitPool(task.queue)),
-            )[scope]
-            if limit:
-                found.setdefault(pool, (limit, []))[1].append(task.id)
-        return [PermitRequest(pool, limit, task_ids) for pool, (limit, task_ids) in found.items()]
+            pool, limit = self.pools.limits(_lane_of(task))[kind]
+            if limit is not None:
+                limits[pool] = limit
+                found.setdefault(pool, []).append(task)
+        has_others = self._scope.ledger.has_peers
+        requests = []
+        for pool, its in found.items():
+            is_fair = self._is_fair(pool)
+            asked = _numbered(
+                [
+                    Wanted(
+                        task.id,
+                        rules.rank(task, now),
+                        task.tenant or "",
+                        0,
+                        task.task_option.concurrent_worker_cnt == 1,
+                    )
+                    if has_others or is_fair
+                    else Wanted(task.id)
+                    for task in sorted(its, key=lambda task: rules.rank(task, now))
+                ],
+                is_fair=is_fair,
+            )
+            waiting = self._waiting(pool, limits[pool].starts is not None, asked, is_fair=is_fair) if has_others else []
+            requests.append(
+                PermitRequest(pool, limits[pool], asked, None, waiting, does_wait=has_others, is_fair=is_fair)
+            )
+        return requests
+
+    def _waiting(self, pool: PermitPool, is_timed: bool, asked: Sequence[Wanted], *, is_fair: bool) -> list[Wanted]:
+        """Return the first tasks that wait here for a permit of this pool, behind those that ask now."""
+        state = self.pools.states.get(pool)
+        if state is None and not is_timed:
+            return []  # the pool was not full at the last answer
+        best = self.windows.best(pool, min(MAX_WAITING, self._width(pool) + 1))
+        return _numbered([self._wanted(entry) for entry in best], is_fair=is_fair, behind=asked)
+
+    def _wanted(self, entry: Entry) -> Wanted:
+        begins, priority, moment = entry.order
+        return Wanted(entry.task_id, (int(begins), priority, self._clock.instant_of(moment)), entry.tenant or "")
+
+    def _take_answer(self, request: PermitRequest, answer: PermitGrant) -> None:
+        """Note what an answer tells of a pool."""
+        pool = request.pool
+        self._granted_cnt += len(answer.task_ids)
+        if request.is_fair and pool.queue is not None:
+            self.pools.note_turns(pool.queue, answer.turn, answer.turns)
+        if not answer.is_full and not answer.is_listed:
+            if self.pools.states.pop(pool, None) is not None:
+                self._let_ask({pool: inf})
+            return
+        state = self.pools.state(pool)
+        state.is_listed, state.withdraw_at = answer.is_listed, inf
+        if not answer.is_full:
+            self._let_ask({pool: inf})
+            return
+        now = monotonic()
+        state.budget = 0
+        state.refusals = 0 if answer.task_ids else state.refusals + 1
+        next_time = answer.next_time(self._clock.now())
+        if next_time is not None:
+            state.retry_at = max(self._clock.monotonic_of(next_time), now)
+        elif answer.is_crowded:
+            state.retry_at = now + _POLL * (0.75 + random.random() / 4)
+        else:
+            pause = min(_GIVE_WAY * 2 ** min(state.refusals, 8), _MAX_GIVE_WAY)
+            state.retry_at = now + pause * (0.5 + random.random())
+        if answer.is_crowded and state.reclaim_at is None:
+            state.reclaim_at = now + _RECLAIM
+        if not answer.is_crowded:
+            state.reclaim_at = None
+        self._wake.set()
 
     def hold(self, admitted: Admitted, task_ids: Iterable[str]) -> None:
         """Remember the permits of these tasks' runs until `release`."""
@@ -157,14 +288,23 @@ class Limits:
         If a task is neither claimed nor lost, the result of its claim is unknown, and the task keeps its permits. If
         the write fails, the permits are reclaimed later: a search finds that their runs do not exist.
         """
-        gone = [*lost, *admitted.refused]
+        gone = [*lost, *admitted.incomplete]
+        pools = {pool for task_id in gone for pool in admitted.granted.get(task_id, ())}
+        if claimed:
+            pools |= admitted.timed
+        if not pools:
+            return
         try:
-            await self._store.run(permits.settle(admitted.asked, admitted.token, claimed, gone))
+            await self._store.run(
+                permits.settle(sorted(pools, key=str), self._worker_id, admitted.token, claimed, gone)
+            )
         except DatabaseError as error:
             logger.warning(
                 "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=str(error))
             )
-        self.parking.try_again({pool for task_id in gone for pool in admitted.granted.get(task_id, ())})
+        self._let_ask(Counter(pool for task_id in gone for pool in admitted.granted.get(task_id, ())))
+
+    # --- permits of runs ------------------------------------------------------------------------------------
 
     def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
         """Forget the permits of a run, and give them back if `is_closed`.
@@ -178,20 +318,6 @@ class Limits:
             self._to_give_back += held
             self._giving.set()
 
-    async def run(self) -> None:
-        """Let parked tasks try again when permits may be free, until `stop_trying`."""
-        while not self.parking.is_closed:
-            await self.parking.wait()
-            try:
-                await self._reclaim_dead()
-            except DatabaseError as error:
-                logger.warning(
-                    "permits of dead runs not reclaimed, will be tried again", extra=fields(reason=str(error))
-                )
-            except Exception:
-                logger.exception("permits of dead runs not reclaimed, will be tried again")
-            self.parking.try_due()
-
     async def run_giving_back(self) -> None:
         """Give back the permits of closed runs. After `stop`, give back the remaining permits and end."""
         while not self._is_stopping or self._to_give_back:
@@ -201,18 +327,108 @@ class Limits:
             if not held:
                 continue
             try:
-                await self._store.run(permits.give_back(held))
+                await self._store.run(permits.give_back(held, self._worker_id))
             except DatabaseError as error:
                 # The permits are not lost. The search for dead runs will find that the runs of these permits are
                 # closed.
                 logger.warning(
                     "permits not given back: they are reclaimed later", extra=fields(runs=len(held), reason=str(error))
                 )
-            self.parking.try_again({entry.pool for entry in held})
+            self._let_ask(Counter(entry.pool for entry in held))
+
+    async def run(self) -> None:
+        """Let waiting tasks ask again when permits may be free, until `stop_trying`."""
+        while not self._is_closed:
+            self._wake.clear()
+            next_time = min(map(self._next_time, self.pools.states, self.pools.states.values()), default=inf)
+            await wake_or_wait(self._wake, None if next_time == inf else max(0.0, next_time - monotonic()))
+            try:
+                await self._withdraw()
+                await self._reclaim_dead()
+            except DatabaseError as error:
+                logger.warning(
+                    "permits of dead runs not reclaimed, will be tried again", extra=fields(reason=str(error))
+                )
+                await asyncio.sleep(_ANSWER)
+            except Exception:
+                logger.exception("permits of dead runs not reclaimed, will be tried again")
+                await asyncio.sleep(_ANSWER)
+            self._try_due()
+        for state in self.pools.states.values():
+            state.withdraw_at = 0.0
+        try:
+            await self._withdraw()
+        except DatabaseError as error:
+            logger.warning("waiting tasks not withdrawn: they expire soon", extra=fields(reason=str(error)))
+
+    def _next_time(self, pool: PermitPool, state: PoolState) -> float:
+        if not self.windows.waits_for(pool):
+            return state.withdraw_at
+        reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
+        return min(state.retry_at, reclaim_at, state.withdraw_at)
+
+    def _try_due(self) -> None:
+        """Let tasks ask again in each pool whose time has come."""
+        now = monotonic()
+        due = {}
+        for pool, state in self.pools.states.items():
+            if state.retry_at <= now and self.windows.waits_for(pool):
+                state.retry_at = now + _POLL
+                due[pool] = self._width(pool) + 1
+        self._let_ask(due)
+
+    def called(self, pool_id: str) -> None:
+        """Ask the pool again: permits are left for tasks that wait in this worker."""
+        now = monotonic()
+        for pool, state in self.pools.states.items():
+            if pool.id == pool_id:
+                state.withdraw_at = now + _ANSWER
+                self._let_ask({pool: self._width(pool) + 1})
+                self._wake.set()
+                return
+
+    def limits_changed(self) -> None:
+        """Let all waiting tasks ask again. Call this when the limits have changed."""
+        self.pools.forget()
+        self.windows.sort_anew()
+        self._wake.set()
+
+    def _let_ask(self, counts: Mapping[PermitPool, float]) -> None:
+        """Let more tasks ask these pools, this number of each."""
+        if not counts or self._is_closed:
+            return
+        for pool, count in counts.items():
+            self.pools.give([pool], count)
+        self.windows.reopen(counts)
+        self._scope.signals.room_made.send()
+
+    def _width(self, pool: PermitPool) -> int:
+        limit = self.pools.limit_of(pool)
+        return 0 if limit is None else width_of(limit)
+
+    async def _withdraw(self) -> None:
+        """Withdraw the waiting tasks from the pools that have called this worker, and that it has not asked since."""
+        now = monotonic()
+        requests = []
+        for pool, state in list(self.pools.states.items()):
+            if state.withdraw_at <= now:
+                state.withdraw_at = inf
+                limit = self.pools.limit_of(pool)
+                if state.is_listed and limit is not None:
+                    requests.append(PermitRequest(pool, limit, (), does_wait=False, is_fair=self._is_fair(pool)))
+                state.is_listed = False
+        if requests:
+            await self._store.run(permits.take(requests, self._worker_id, "none"))
+
+    def _is_fair(self, pool: PermitPool) -> bool:
+        return pool.queue is not None and pool == PermitPool(pool.queue) and self.pools.is_fair(pool.queue)
 
     def stop_trying(self) -> None:
         """End `run`."""
-        self.parking.close()
+        self._is_closed = True
+        self._wake.set()
+        if self._more is not None:
+            self._more.cancel()
 
     def stop(self) -> None:
         """End `run_giving_back` once all permits of closed runs are given back."""
@@ -223,19 +439,56 @@ class Limits:
     async def _reclaim_dead(self) -> None:
         """Give back the permits that dead runs hold in those pools for which the search is due."""
         now = monotonic()
-        crowded = self.parking.crowded(now)
+        crowded = {
+            pool: state
+            for pool, state in self.pools.states.items()
+            if state.reclaim_at is not None and state.reclaim_at <= now and self.windows.waits_for(pool)
+        }
         asked = list(crowded)[:_MAX_POOLS]
         for pool in asked:
-            crowded[pool].reclaim_at = now + RECLAIM
+            crowded[pool].reclaim_at = now + _RECLAIM
         if not asked:
             return
-        reclaimed = await self._store.run(permits.reclaim(asked))
+        reclaimed = await self._store.run(permits.reclaim(asked, self._worker_id))
         await count_lapses(self._scope, reclaimed.lapsed, reclaimed.closed_cnt)
         if reclaimed.has_found:
-            self.parking.try_again(asked)
+            self._let_ask({pool: self._width(pool) + 1 for pool in asked})
             return
         # The next search is due when the next lease lapses, but after `_MAX_RECLAIM` at the latest. The limit is needed
         # because a worker may close a run and die before it gives the permit back.
         lapse = _MAX_RECLAIM if reclaimed.next_lapse is None else reclaimed.next_lapse.total_seconds()
         for pool in asked:
-            crowded[pool].reclaim_at = now + min(max(RECLAIM, lapse), _MAX_RECLAIM)
+            crowded[pool].reclaim_at = now + min(max(_RECLAIM, lapse), _MAX_RECLAIM)
+
+    # --- scans ----------------------------------------------------------------------------------------------
+
+    def look_for_more(self) -> None:
+        """Ask for a scan soon, if few tasks wait here for permits, and more wait in the database."""
+        if self._more is not None or self._is_closed:
+            return
+        if not any(self.windows.wants_more(queue) for queue in self._controls.queues):
+            return
+        least = _MORE if self._granted_cnt >= _USEFUL else _MORE_OF_LITTLE
+        pause = max(0.0, self._more_at + least - monotonic())
+        self._more = asyncio.get_running_loop().call_later(pause, self._scan_for_more)
+
+    def _scan_for_more(self) -> None:
+        self._more, self._more_at, self._granted_cnt = None, monotonic(), 0
+        if not self._is_closed:
+            self._scope.signals.permits_freed.send()
+
+
+def _lane_of(task: StoredTask) -> Lane:
+    return Lane(task.queue, task.task_option.limit_key, task.tenant)
+
+
+def _numbered(tasks: Sequence[Wanted], *, is_fair: bool, behind: Sequence[Wanted] = ()) -> list[Wanted]:
+    """Return the tasks, numbered by tenant where tenants take turns; the numbers follow those of `behind`."""
+    if not is_fair:
+        return list(tasks)
+    counts = Counter(task.tenant for task in behind)
+    numbered = []
+    for task in tasks:
+        numbered.append(replace(task, index=counts[task.tenant]))
+        counts[task.tenant] += 1
+    return numbered

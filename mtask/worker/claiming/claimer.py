@@ -43,7 +43,7 @@ class Claimer:
         self._signals = scope.signals
         self._queue = queue
         self._controls = admission.controls
-        self._parking = admission.limits.parking
+        self._limits = admission.limits
         self._quarantine = admission.quarantine
         self._slots = slots
         self._sender = sender
@@ -149,9 +149,7 @@ class Claimer:
                     return left  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
             if is_limited:
-                entries = [entry for entry in entries if not self._parking.park_entry(entry)]
-                if not entries:
-                    continue
+                self._limits.pick(entries)
             else:
                 entries = self._without_locked(entries)
             if entries:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
 
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
+from mtask.model.documents import StoredTask
 from mtask.model.publishing.identity import fresh_token
+from mtask.store.queues import permits
 from mtask.store.tasks import claims, sessions
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import Admitted
@@ -115,14 +117,27 @@ class Sender:
         """
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
-        due = {task.id: task for task in await self._store.run(self._lookups.still_due(task_ids))}
-        tasks = [due[task_id] for task_id in task_ids if task_id in due]  # the most urgent first
+        try:
+            return await self._claim_limited(task_ids, is_rescue=is_rescue)
+        finally:
+            self._limits.landed(task_ids)
+
+    async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+        tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
+        dead = _lapsed_runs(tasks, now) if is_rescue else []
+        if dead:
+            # The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
+            closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
+            await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
+            tasks, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
         free = [task.id for task in tasks if not self._limits.is_limited(task)]
         apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
         limited = [task for task in tasks if self._limits.is_limited(task)]
-        if not limited:
+        if not limited or now is None:
             return apart
-        admitted = await self._limits.admit(limited, fresh_token())
+        admitted = await self._limits.admit(limited, fresh_token(), now, dead)
+        self._lookups.queue_again(admitted.refused, now)
+        self._lookups.look_later(admitted.under_way)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
@@ -280,3 +295,10 @@ class Sender:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._held_up_cnt += 1
             self._quarantine.hold_up(task_id)
+
+
+def _lapsed_runs(tasks: Sequence[StoredTask], now: datetime | None) -> list[tuple[str, str]]:
+    """Return the task and the token of each lapsed run."""
+    if now is None:
+        return []
+    return [(task.id, permits.token_of(run.run_id)) for task in tasks for run in task.runs if run.is_lapsed(now)]

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 
 from mtask.errors import DatabaseUnavailable
@@ -16,15 +17,16 @@ from mtask.store.driver.operation import Operation
 from mtask.store.statements.filters import Filter, other_than, without_tenants
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
-from mtask.worker.admission.parking import ScanTarget
+from mtask.worker.admission.targets import ScanTarget, scan_targets
+from mtask.worker.admission.windows import ALL
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.turns import TurnScans
-from mtask.worker.state.queue import PreemptionQueue
+from mtask.worker.state.clock import seconds_of
+from mtask.worker.state.queue import Order, PreemptionQueue
 from mtask.worker.state.scope import Scope
 
-#: A queue with parked tasks is scanned alone. The batch of this scan is smaller: the usual size is divided by this
-#: number.
+#: A queue with a limit is scanned alone. The batch of this scan is smaller: the usual size is divided by this number.
 _APART = 4
 #: A share scan looks only for tasks of this worker's share. To be worth it, the scan must find enough tasks: at least
 #: the queue's capacity divided by this number. A look at the tasks of all workers brings as many.
@@ -57,12 +59,11 @@ class Batches:
         self._queue = queue
         self._controls = admission.controls
         self._limits = admission.limits
-        self._parking = admission.limits.parking
         self._quarantine = admission.quarantine
         self._keys = admission.keys
         self._inbox = inbox
         self._ranks = ranks
-        self._turns = TurnScans(scope.worker_id, self._take, scope.store.run)
+        self._turns = TurnScans(scope.worker_id, self._take, scope.store.run, self._note_tenants)
         self._all_at = 0.0
         #: The duration of the last scan for the tasks of all workers, in seconds.
         self.all_took = 0.0
@@ -274,7 +275,7 @@ class Batches:
         timeout: timedelta | None = None,
         begun_only: bool = False,
     ) -> finding.Scan:
-        """Scan all queues. Each queue with parked tasks gets a scan of its own.
+        """Scan all queues. Each queue with a limit or fair turns gets a scan of its own.
 
         `limit`: the most tasks of one query. None: the queue's capacity.
         `names`: the names of the tasks. None: all of this worker.
@@ -282,14 +283,15 @@ class Batches:
         """
         names = self._controls.names if names is None else names
         is_complete, has_future = True, False
-        for target in self._parking.scan_targets(self._controls.queues):
+        for target in scan_targets(self._controls.queues, self._controls, self._limits):
             found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
-            if not target.is_apart:
+            if target.is_fair or not target.is_apart:
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
-            elif not found.is_complete:
-                self._parking.note_more(target)
-                if found.has_future:
-                    await self._scan_target(target, names, timedelta(0), begun_only=begun_only)
+            elif not found.is_complete and found.has_future:
+                # Tasks that are not yet due may have filled the batch and kept due tasks out.
+                await self._scan_target(target, names, timedelta(0), begun_only=begun_only)
+        if self._limits.is_any:
+            self._limits.look_for_more()
         return finding.Scan([], None, is_complete, has_future)
 
     async def _scan_target(
@@ -303,23 +305,47 @@ class Batches:
         begun_only: bool,
     ) -> finding.Scan:
         limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
-        worker_id, also = self._scope.worker_id, self._not_left_alone()
-        if target.tenant is not None:
-            of_tenant = finding.scan_tenant(target.queues, target.tenant, names, worker_id, _ms(horizon), limit, also)
-            return await self._take(of_tenant)
+        worker_id, also = self._scope.worker_id, [*self._not_left_alone(), *target.guards]
         if target.is_fair and not begun_only:
             return await self._turns.scan(target, names, _ms(horizon), limit, also)
-        also += without_tenants(target.excluded_tenants)
-        given = (target.queues, names, worker_id, _ms(horizon), limit, target.excluded_keys, also)
-        return await self._take(finding.scan_begun(*given) if begun_only else finding.scan(*given, timeout=timeout))
+        also += without_tenants(target.paused_tenants)
+        given = (target.queues, names, worker_id, _ms(horizon), limit, also)
+        if begun_only:
+            return await self._take(finding.scan_begun(*given))
+        return await self._take(finding.scan(*given, timeout=timeout), note=partial(self._note_found, target))
 
-    async def _take(self, scan: Operation[finding.Scan], *, share_of: int | None = None) -> finding.Scan:
-        """Run a scan, and queue what it finds. `share_of`: the version of the ranks whose share it looks for."""
+    def _note_found(self, target: ScanTarget, found: finding.Scan) -> None:
+        """Note up to which task the windows of these queues hold all that wait."""
+        if not self._limits.is_any:
+            return
+        bound = ALL
+        if not found.is_complete:
+            places = filter(None, map(finding.place_of, found.documents))
+            bound = max(((True, -priority, seconds_of(moment)) for priority, moment in places), default=ALL)
+        self._limits.windows.found(target.queues, bound, lanes=target.lanes, left_out=target.left_out)
+
+    def _note_tenants(self, queue: str, bounds: Mapping[str | None, Order], is_cut: bool) -> None:
+        if self._limits.is_any:
+            self._limits.windows.found_of_tenants(queue, bounds, is_cut=is_cut)
+
+    async def _take(
+        self,
+        scan: Operation[finding.Scan],
+        *,
+        share_of: int | None = None,
+        note: Callable[[finding.Scan], None] | None = None,
+    ) -> finding.Scan:
+        """Run a scan, and queue what it finds.
+
+        `share_of`: the version of the ranks whose share it looks for. `note` is called before the tasks are queued.
+        """
         sent = monotonic()
         found = await self._store.run(scan)
         self.count += 1
         if found.server_time is not None:
             self._scope.clock.observe(found.server_time, sent, monotonic())
+        if note is not None:
+            note(found)
         self._inbox.push_all_found(found.documents, sent, are_in_share=share_of == self._ranks.version)
         return found
 

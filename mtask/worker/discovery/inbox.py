@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import datetime
-from time import monotonic
 from typing import Any
 
 from mtask.model import rules
@@ -19,6 +18,7 @@ from mtask.worker.admission.admission import Admission
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.log import fields, logger
+from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
@@ -28,8 +28,9 @@ _STAGGER, _MAX_STAGGER = 0.03, 0.12
 #: The most task names that this worker remembers because it has no handler for them.
 MAX_UNSERVED = 100
 
-#: What tasks may share: their name, queue, priority, tenant and status. Equal ones are alike whatever their types are.
-_Kind = tuple[Any, Any, Any, Any, Any]
+#: What tasks may share: their name, queue, priority, tenant, status and limit_key, and whether they have runs. Equal
+#: ones are alike whatever their types are.
+_Kind = tuple[Any, Any, Any, Any, Any, Any, bool]
 
 
 class Inbox:
@@ -54,16 +55,18 @@ class Inbox:
         """Queue a task from its document. If a needed field cannot be read, ask for a lookup of the task."""
         try:
             name, queue, tenant = document["name"], document.get("queue"), document.get("tenant")
-            priority = int(document["task_option"]["priority"])
-            state = document["task_state"]
+            option, state = document["task_option"], document["task_state"]
+            priority, limit_key = int(option["priority"]), option.get("limit_key")
             moment, is_begun = state["next_preempt_time"], state.get("status") == TaskStatus.RUNNING
+            has_runs = bool(state.get("worker_states"))
             # In a malformed document, the name or the queue may be a list or JavaScript code. Python reads such code as
             # a str that is not hashable.
             is_readable = type(task_id) is str and type(name) is str and type(queue) in (str, type(None))
-            is_readable = is_readable and type(tenant) in (str, type(None))
+            is_readable = is_readable and type(tenant) in (str, type(None)) and type(limit_key) in (str, type(None))
             is_readable = is_readable and isinstance(moment, datetime)
             is_readable = is_readable and task_id == f"{name}:{task_id.partition(':')[2]}"
-            due = self._scope.clock.monotonic_of(moment) if is_readable else 0.0
+            stored = seconds_of(moment) if is_readable else 0.0
+            due = self._scope.clock.monotonic(stored)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             is_readable = False
         if not is_readable:
@@ -74,10 +77,13 @@ class Inbox:
             self.note_unserved(str(name))
         elif self._keys.is_left_alone(document.get("sealed")):
             return
-        elif is_begun and due > monotonic():
+        elif is_begun or has_runs:
+            # Only its runs tell whether it was interrupted. A hint read brings them.
             self._look_when_due(task_id, name, due)
         else:
-            self._enqueue(task_id, name, queue, priority, due, is_begun=is_begun, is_simple=is_simple, tenant=tenant)
+            self._enqueue(
+                task_id, name, queue, priority, due, stored, is_simple=is_simple, tenant=tenant, limit_key=limit_key
+            )
 
     def push_all_found(
         self, documents: Iterable[Mapping[str, Any]], sent: float, *, are_in_share: bool = False
@@ -112,9 +118,10 @@ class Inbox:
 
     def _is_taken(self, kind: _Kind) -> bool:
         """Whether this worker queues all tasks of this kind, and needs no other field of them."""
-        name, queue, priority, tenant, status = kind
+        name, queue, priority, tenant, status, limit_key, has_runs = kind
         are_texts = type(name) is type(queue) is str and (tenant is None or type(tenant) is str)
-        if not are_texts or type(priority) is not int or status != TaskStatus.INIT:
+        are_texts = are_texts and (limit_key is None or type(limit_key) is str)
+        if not are_texts or type(priority) is not int or status != TaskStatus.INIT or has_runs:
             return False
         return name in self._names and queue in self._queues and not self._controls.is_paused(queue, name, tenant)
 
@@ -144,10 +151,20 @@ class Inbox:
         if not task_id.startswith(beginning) or task_id in left_alone:
             return False
         if not self._ledger.is_beyond(task_id, sent):
-            name, queue, priority, tenant, _ = kind
+            name, queue, priority, tenant, _, limit_key, _ = kind
             self._questions.due.discard(task_id)
-            due = self._scope.clock.monotonic_of(moment)
-            self._queue.push(task_id, name, priority, due, rank(task_id, name), queue=queue, tenant=tenant)
+            stored = seconds_of(moment)
+            self._queue.push(
+                task_id,
+                name,
+                priority,
+                self._scope.clock.monotonic(stored),
+                rank(task_id, name),
+                queue=queue,
+                tenant=tenant,
+                limit_key=limit_key,
+                moment=stored,
+            )
         return True
 
     def push_changed(
@@ -171,8 +188,10 @@ class Inbox:
         if not isinstance(preempt_time, datetime):
             self._questions.suspect(task_id)
             return
-        due = self._scope.clock.monotonic_of(preempt_time)
-        if not is_begun and self._queue.move(task_id, due, is_begun=is_begun):
+        stored = seconds_of(preempt_time)
+        due = self._scope.clock.monotonic(stored)
+        # A task that became INIT again may have been interrupted: a hint read tells.
+        if is_begun is None and self._queue.move(task_id, due, moment=stored):
             self._scope.signals.task_queued.send()
         else:
             # Usually another worker holds the task now. The change tells only when the task is due next. A lookup at
@@ -201,6 +220,8 @@ class Inbox:
         if moment is not None and stored is not None:
             moment = max(moment, stored)  # the guard of the claim reads the stored time
         is_due = moment is not None and moment <= now
+        if is_due:
+            moment = stored  # the task does not lose its place by being read anew
         if not is_due:
             self._losses.forget(task.id)
         elif pause := self._losses.pause(task.id):
@@ -210,12 +231,21 @@ class Inbox:
         if moment is None or moment - now > HORIZON:
             self.forget(task.id)
             return
-        due, is_begun = self._scope.clock.monotonic_of(moment), task.status is TaskStatus.RUNNING
-        if is_begun and moment > now:
+        due = self._scope.clock.monotonic_of(moment)
+        if task.status is TaskStatus.RUNNING and not is_due:
             self._look_when_due(task.id, task.name, due)
         else:
-            priority = task.task_option.priority
-            self._enqueue(task.id, task.name, task.queue, priority, due, is_begun=is_begun, tenant=task.tenant)
+            self._enqueue(
+                task.id,
+                task.name,
+                task.queue,
+                task.task_option.priority,
+                due,
+                seconds_of(stored or moment),
+                is_begun=rules.is_interrupted(task, max(now, moment)),
+                tenant=task.tenant,
+                limit_key=task.task_option.limit_key,
+            )
 
     def forget(self, task_id: str) -> None:
         """Remove a task from the queue and from the due lookups."""
@@ -236,10 +266,12 @@ class Inbox:
         queue: str | None,
         priority: int,
         due: float,
+        stored: float,
         *,
-        is_begun: bool,
+        is_begun: bool = False,
         is_simple: bool = False,
         tenant: str | None = None,
+        limit_key: str | None = None,
     ) -> None:
         if task_id in self._ledger.claiming:
             self._questions.missed(task_id)  # the current claim of the task may be older than this hint
@@ -258,6 +290,8 @@ class Inbox:
                 is_simple=is_simple,
                 queue=queue,
                 tenant=tenant,
+                limit_key=limit_key,
+                moment=stored,
             )
             self._scope.signals.task_queued.send()
 
@@ -273,11 +307,13 @@ def _kind_of(document: Mapping[str, Any]) -> _Kind:
     """Return the kind of a task that a scan found. It may hold anything, as the document may be malformed."""
     option, state = document.get("task_option"), document.get("task_state")
     if type(option) is not dict or type(state) is not dict:
-        return None, None, None, None, None
+        return None, None, None, None, None, None, False
     return (
         document.get("name"),
         document.get("queue"),
         option.get("priority"),
         document.get("tenant"),
         state.get("status"),
+        option.get("limit_key"),
+        bool(state.get("worker_states")),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import inf
 from time import monotonic
 from typing import Any
@@ -32,6 +32,8 @@ _MAX_TASKS = 500
 #: The least time between two lookups of due tasks, in seconds. Tasks that become due meanwhile share one read.
 _GATHER = 0.05
 _PAUSE = 0.1
+#: The time that another worker's claim may take, in seconds.
+_CLAIM_TIME = 0.1
 
 
 class Lookups:
@@ -204,9 +206,14 @@ class Lookups:
 
     def still_due(self, task_ids: Sequence[str]) -> Operation[list[StoredTask]]:
         """Return the tasks that this worker may claim now. Queue the other tasks for the times at which it may."""
+        return (yield from self.still_due_at(task_ids))[0]
+
+    def still_due_at(self, task_ids: Sequence[str]) -> Operation[tuple[list[StoredTask], datetime | None]]:
+        """Return the same as `still_due`, and the server's time at which the tasks were read."""
         sent = monotonic()
         documents = yield from finding.look_at_due(task_ids, _HORIZON_MS)
         found = []
+        now = documents[0]["now"] if documents else None
         for document in documents:
             try:
                 task = StoredTask.model_validate(document)
@@ -220,7 +227,19 @@ class Lookups:
             elif not self._ledger.is_old_news(task.id, sent):
                 self._ledger.claiming.discard(task.id)
                 self._inbox.schedule(task, document["now"])
-        return found
+        return found, now
+
+    def queue_again(self, tasks: Iterable[StoredTask], now: datetime) -> None:
+        """Queue tasks again that were about to be claimed. They keep their places. `now`: the server's time."""
+        for task in tasks:
+            self._ledger.claiming.discard(task.id)
+            self._inbox.schedule(task, now)
+
+    def look_later(self, tasks: Iterable[StoredTask]) -> None:
+        """Read tasks again soon that another worker is about to claim."""
+        for task in tasks:
+            self._ledger.claiming.discard(task.id)
+            self._questions.ask_when_due(task.id, monotonic() + _CLAIM_TIME)
 
 
 def _is_for_any_worker(document: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ class Ranks:
 
     def __init__(self, scope: Scope, queue: PreemptionQueue) -> None:
         self._ledger = scope.ledger
+        self._worker_id = scope.worker_id
         self._names = scope.names
         self._queue = queue
         self._peers = Peers(scope.worker_id, scope.queues)
@@ -34,6 +35,7 @@ class Ranks:
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
+        self._ledger.has_peers = any(worker["_id"] != self._worker_id for worker in live)
         self.version += 1
         shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []
         self.heard = shares if any("0" in buckets for _, buckets in shares) else None

@@ -220,6 +220,8 @@ class StreamLoop:
         elif event.kind is EventKind.CONTROLS_CHANGED:
             self._hearing.widen()
             self._controls.wake()
+        elif event.kind is EventKind.PERMITS_CALLED:
+            self._scope.signals.permits_called.send(event.task_id)
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._scope.signals.schedules_changed.send()
         elif event.kind is EventKind.COLLECTION_LOST:

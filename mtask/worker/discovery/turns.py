@@ -7,18 +7,23 @@ by their names. A worker begins at a random one.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from time import monotonic
+from typing import Protocol
 
 from mtask.errors import DatabaseUnavailable
 from mtask.model.publishing.tenants import between
 from mtask.store.driver.operation import Operation
-from mtask.store.statements.filters import Filter, without_keys
+from mtask.store.statements.filters import Filter
 from mtask.store.tasks import finding
-from mtask.store.tasks.finding import Document, Scan
-from mtask.worker.admission.parking import ScanTarget
+from mtask.store.tasks.finding import Document, Scan, place_of
+from mtask.worker.admission.targets import ScanTarget
+from mtask.worker.admission.windows import ALL
+from mtask.worker.state.clock import seconds_of
+from mtask.worker.state.queue import Order
 
 #: The most tenants from which a scan takes equal parts. If there are fewer, the parts are larger.
 TENANTS = 16
@@ -62,15 +67,30 @@ class _Round:
 
 
 Ends = tuple[str, str] | None
-#: Runs a scan and puts what it finds into the inbox.
-TakeScan = Callable[[Operation[Scan]], Awaitable[Scan]]
+
+
+class TakeScan(Protocol):
+    """Runs a scan and puts what it finds into the inbox. Before that, it calls `note`."""
+
+    def __call__(self, scan: Operation[Scan], /, *, note: Callable[[Scan], None]) -> Awaitable[Scan]:
+        """Return the scan."""
 
 
 class TurnScans:
     """Scans queues with fair turns."""
 
-    def __init__(self, worker_id: str, take: TakeScan, run: Callable[[Operation[Ends]], Awaitable[Ends]]) -> None:
-        """`take` runs a scan and queues its tasks, and `run` runs another operation."""
+    def __init__(
+        self,
+        worker_id: str,
+        take: TakeScan,
+        run: Callable[[Operation[Ends]], Awaitable[Ends]],
+        note: Callable[[str, Mapping[str | None, Order], bool], None],
+    ) -> None:
+        """`take` runs a scan and queues its tasks, and `run` runs another operation.
+
+        `note` is told up to which order a scan of a queue brings the tasks of some tenants, and whether it was cut.
+        """
+        self._note_bounds = note
         self._worker_id = worker_id
         self._take = take
         self._run = run
@@ -83,9 +103,8 @@ class TurnScans:
         """Take equal parts from the next tenants of the target's queue, and tasks of no tenant beside them."""
         (queue,) = target.queues
         ring = self._rings.setdefault((queue, tuple(names)), _Ring())
-        guards = [*also, *(guard for guard in [without_keys(target.excluded_keys)] if guard)]
-        found = await self._scan_ring(ring, target, names, horizon_ms, capacity, guards)
-        of_none = await self._scan_of_none(ring, queue, names, horizon_ms, capacity // TENANTS, guards)
+        found = await self._scan_ring(ring, target, names, horizon_ms, capacity, also)
+        of_none = await self._scan_of_none(ring, queue, names, horizon_ms, capacity // TENANTS, also)
         is_complete = not found.is_cut and of_none.is_complete
         return Scan([], None, is_complete, found.has_future or of_none.has_future)
 
@@ -95,7 +114,7 @@ class TurnScans:
         (queue,) = target.queues
         begin = ring.after if ring.after is not None else await self._random_place(queue)
         limit = max(1, capacity // max(1, min(ring.width, TENANTS)))
-        excluded = sorted(tenant for of in (None, queue) for tenant in target.excluded_tenants.get(of, ()))
+        excluded = sorted(tenant for of in (None, queue) for tenant in target.paused_tenants.get(of, ()))
         others = {"$nin": excluded} if excluded else {}
         found = _Round()
         # First from the beginning to the end of the ring, then from its first tenant to the beginning.
@@ -104,7 +123,7 @@ class TurnScans:
             if len(found.documents) >= capacity:
                 break
             scan = finding.scan_tenants(queue, names, self._worker_id, horizon_ms, limit, {**bounds[0], **others}, also)
-            last = found.take(await self._take(scan), limit)
+            last = found.take(await self._take(scan, note=partial(self._note, queue, limit)), limit)
             if last is not None:
                 ring.after = last
                 bounds[0] = {**bounds[0], "$gt": last}
@@ -116,6 +135,20 @@ class TurnScans:
                 return found
         ring.width, found.is_cut = TENANTS, True
         return found
+
+    def _note(self, queue: str, limit: int, found: Scan) -> None:
+        """Note how far the windows of a limited queue hold the tasks of these tenants: the last one's may be cut."""
+        if not found.documents:
+            return
+        bounds: dict[str | None, Order] = {}
+        for document in found.documents:
+            place, tenant = place_of(document), document.get("tenant")
+            if place is not None and (tenant is None or type(tenant) is str):
+                bounds[tenant] = (True, -place[0], seconds_of(place[1]))
+        is_cut = len(found.documents) >= limit
+        last = found.documents[-1].get("tenant")
+        bounds = {tenant: bound if is_cut and tenant == last else ALL for tenant, bound in bounds.items()}
+        self._note_bounds(queue, bounds, is_cut)
 
     async def _random_place(self, queue: str) -> str:
         ends = await self._run(finding.tenants_at_ends(queue))
@@ -132,7 +165,7 @@ class TurnScans:
         guards = [*also, {"tenant": None}]
         scan = finding.scan([queue], names, self._worker_id, horizon_ms, limit, also=guards, timeout=_TIMEOUT)
         try:
-            found = await self._take(scan)
+            found = await self._take(scan, note=partial(self._note, queue, limit))
         except DatabaseUnavailable:
             if monotonic() - began < _TIMEOUT.total_seconds():
                 raise

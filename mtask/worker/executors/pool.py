@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
@@ -82,6 +83,8 @@ class Executors:
         self._gathered_cnt = 0
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopping = False
+        #: Called when an executor waits for a run.
+        self.on_idle: Callable[[], object] | None = None
 
     @property
     def size(self) -> int:
@@ -92,6 +95,16 @@ class Executors:
     def width(self) -> int:
         """The number of runs to hold: those in executors, and a few that wait for an executor."""
         return self.size + self._rate.ahead(self.size)
+
+    @property
+    def idle_cnt(self) -> int:
+        """The number of executors that could begin a run at once."""
+        return len(self._idle)
+
+    def prepare(self) -> None:
+        """Start an executor if none is there or about to be: a task that may not wait for one is ready."""
+        if not (self._idle or self._spawning or any(one.state is State.STARTING for one in self._all)):
+            self._spawn(spare=1)
 
     def isolates(self, handler: Handler) -> bool:
         """Whether this handler runs in an executor."""
@@ -218,6 +231,8 @@ class Executors:
             wait.future.set_result(executor)
             return
         self._idle.append(executor)
+        if self.on_idle is not None:
+            self.on_idle()
         self._finish_gathered()  # no run waits, so none is served by holding back what has ended
 
     def _dismiss(self, executor: Executor) -> None:

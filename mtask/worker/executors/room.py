@@ -34,3 +34,15 @@ class ExecutorRoom:
         room = width - held - claiming
         # One claim takes several tasks. Each run that ends wakes the claimer, which looks again then.
         return room if room * _LEAST_SHARE >= width - self._executors.size else 0
+
+    def count_idle(self) -> int:
+        """Return the number of tasks of isolated handlers that could begin at once.
+
+        If it is 0, an executor is started, as far as the options allow. It wakes the claimer when it is ready.
+        """
+        waiting = sum(run.name in self._names and run.began_at is None for run in self._ledger.held)
+        claiming = sum(task_id.partition(":")[0] in self._names for task_id in self._ledger.claiming)
+        idle = self._executors.idle_cnt - waiting - claiming
+        if idle <= 0:
+            self._executors.prepare()
+        return max(0, idle)

@@ -20,7 +20,7 @@ class ServerClock:
     def __init__(self, server_time: datetime, sent: float, received: float) -> None:
         # The first estimate assumes that the server read its clock just when the reply arrived. So the estimate lags
         # behind the server's clock by at most a round trip. Attempts may come late by that time, but never early.
-        self._offset = _seconds(server_time) - received
+        self._offset = seconds_of(server_time) - received
         self.observe(server_time, sent, received)
 
     def observe(self, server_time: datetime, sent: float, received: float) -> None:
@@ -29,18 +29,26 @@ class ServerClock:
         So a slow reply does not spoil an estimate from a quick reply. And the estimate follows if either clock drifts
         or is set. `sent` and `received` are monotonic seconds.
         """
-        shown = _seconds(server_time)
+        shown = seconds_of(server_time)
         self._offset = min(max(self._offset, shown - received), shown - sent)
 
     def monotonic_of(self, instant: datetime) -> float:
         """Return the monotonic instant (seconds) at which the server's clock shows this time."""
-        return _seconds(instant) - self._offset
+        return seconds_of(instant) - self._offset
+
+    def monotonic(self, seconds: float) -> float:
+        """Return the monotonic instant (seconds) of these seconds since 1970 on the server's clock."""
+        return seconds - self._offset
+
+    def instant_of(self, seconds: float) -> datetime:
+        """Return the instant of these seconds since 1970. The server stores milliseconds."""
+        return datetime.fromtimestamp(round(seconds, 3), tz=UTC)
 
     def now(self) -> datetime:
         """Return the estimate of the server's time now."""
         return datetime.fromtimestamp(time.monotonic() + self._offset, tz=UTC)
 
 
-def _seconds(instant: datetime) -> float:
+def seconds_of(instant: datetime) -> float:
     """Return the seconds since 1970."""
     return (instant - _EPOCH).total_seconds() if instant.tzinfo is None else instant.timestamp()

@@ -36,6 +36,8 @@ class Ledger:
         self.has_flows = False
         #: Whether the database holds tasks whose end is to be told, as far as this worker knows.
         self.has_callbacks = False
+        #: Whether other live workers serve a queue of this worker, as far as it knows.
+        self.has_peers = True
         self._held: dict[str, HeldRun] = {}
         #: The time of this worker's last claim of each task (monotonic seconds), the oldest claim first.
         self._claimed: OrderedDict[str, float] = OrderedDict()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Protocol
@@ -54,6 +54,14 @@ class Entry:
     kind: int = 0  #: the number of its place in `_ready`, and of the count, once it is ready
     is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
+    limit_key: str | None = None
+    moment: float = 0.0  #: the stored next_preempt_time, in seconds; it orders the tasks
+    is_limited: bool = False  #: whether the task may need a permit
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the task runs in an executor."""
+        return self.kind > 1
 
     @property
     def ready_at(self) -> float:
@@ -64,17 +72,59 @@ class Entry:
         return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
 
     @property
-    def order(self) -> tuple[int, bool, float]:
-        """The sort key: the highest priority first, then begun tasks, then the task that has been due longest.
+    def order(self) -> Order:
+        """The sort key: interrupted tasks first, then the highest priority, then the earliest preemption time.
 
-        Begun tasks go before new tasks, so that the tasks of a dead worker are rescued before new tasks start.
+        Interrupted tasks go before new tasks, so that the tasks of a dead worker are rescued before new tasks start.
+        The order of limited tasks is the same in all workers.
         """
-        later = 0.0 if self.rank == 0 else PREFERENCE if self.rank == 1 else PREFERENCE * _LESS_PREFERRED
-        return (-self.priority, not self.is_begun, self.due + later)
+        if self.rank == 0 or self.is_limited:
+            return (not self.is_begun, -self.priority, self.moment)
+        later = PREFERENCE if self.rank == 1 else PREFERENCE * _LESS_PREFERRED
+        return (not self.is_begun, -self.priority, self.moment + later)
 
 
-#: A source of ready tasks: those of one kind, or the tenants that take turns.
-_Source = Ready[Entry] | Turns[Entry]
+class Source(Protocol):
+    """A source of ready tasks: those of one kind, the tenants that take turns, or the windows of limited queues."""
+
+    def head(self, now: float, /) -> Entry | None:
+        """Return the task that it offers next, or None."""
+
+    def pop(self, entry: Entry, /) -> None:
+        """Remove the task that `head` has returned."""
+
+
+class LimitedTasks(Source, Protocol):
+    """The ready tasks that need permits. It offers those for which permits may be free."""
+
+    item_cnt: int
+    drop: Callable[[Entry], None]  #: the queue sets it
+
+    def push(self, entry: Entry, sequence: int, /) -> bool:
+        """Add a ready task. Return False if it is not kept."""
+
+    def forget(self, entry: Entry, /) -> None:
+        """Note that a ready task is gone."""
+
+    def cut(self, entry: Entry, /) -> None:
+        """Note that a ready task was dropped for lack of room."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all ready tasks."""
+
+    def clear_dropped(self) -> None:
+        """Remove what was dropped."""
+
+    def leave_out_isolated(self, *, leaves_out: bool) -> None:
+        """Offer no tasks of isolated handlers, or offer them again."""
+
+    @property
+    def has_isolated(self) -> bool:
+        """Whether tasks of isolated handlers may ask for their permits."""
+
+
+#: The order of tasks: whether it was not interrupted, its priority, negated, and its time.
+Order = tuple[bool, int, float]
 
 
 class IsolatedRoom(Protocol):
@@ -89,6 +139,9 @@ class IsolatedRoom(Protocol):
 
     def count(self) -> int:
         """Return the number of such tasks that the worker should claim now."""
+
+    def count_idle(self) -> int:
+        """Return the number of such tasks that could begin at once, and have an executor started if it is 0."""
 
 
 def _is_never_limited(_: Entry) -> bool:
@@ -108,16 +161,24 @@ class PreemptionQueue:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_limited: Callable[[Entry], bool] = _is_never_limited,
+        limited: LimitedTasks | None = None,
         is_fair: Callable[[str | None], bool] = _is_never_fair,
         isolated: IsolatedRoom | None = None,
     ) -> None:
-        """`is_limited` tells whether a task may need a permit. `is_fair` tells whether a queue has fair turns.
+        """`is_limited` tells whether a task may need a permit. Then it waits in `limited` when it is ready.
+
+        `is_fair` tells whether a queue has fair turns.
 
         `isolated`: the room for isolated handlers, if the app has some. Their tasks stay here while there is no room.
         """
         self.capacity = capacity
         self._clock = clock
-        self._is_limited = is_limited
+        self._is_limited = is_limited if limited is not None else _is_never_limited
+        self._limited = limited
+        if limited is not None:
+            limited.drop = self._forget
+        #: The number of ready tasks in `_limited`. While it is 0, limits cost nothing.
+        self._limited_cnt = 0
         self._is_fair = is_fair
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
@@ -128,6 +189,7 @@ class PreemptionQueue:
         self._waiting: list[tuple[float, int, Entry]] = []
         self._isolated = isolated
         self._room = 0
+        self._idle = 0  #: the number of limited tasks of isolated handlers that may be claimed
         #: The ready tasks for which this worker ranks first, and all other ready tasks. If the app has isolated
         #: handlers, their tasks follow, in the same two kinds. `take` returns tasks of only one kind.
         self._ready: tuple[Ready[Entry], ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
@@ -184,18 +246,26 @@ class PreemptionQueue:
         is_simple: bool = False,
         queue: str | None = None,
         tenant: str | None = None,
+        limit_key: str | None = None,
+        moment: float | None = None,
     ) -> None:
-        """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task."""
+        """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task.
+
+        `moment`: the stored preemption time, in seconds, by which tasks are ordered. None: the same as `due`.
+        """
         lane = (queue, tenant or "") if queue is not None and self._is_fair(queue) else None
+        moment = due if moment is None else moment
         old = self._entries.get(task_id)
         if old is not None:
             is_same = (old.priority, old.rank, old.is_begun, old.queue) == (priority, rank, is_begun, queue)
-            is_same = is_same and (old.tenant, old.lane) == (tenant, lane)
-            if is_same and abs(old.due - due) < _SAME_TIME:
+            is_same = is_same and (old.tenant, old.lane, old.limit_key) == (tenant, lane, limit_key)
+            if is_same and abs(old.due - due) < _SAME_TIME and old.moment == moment:
                 return
             self._forget(old)
         kind = (rank > 0) + 2 * self.is_isolated(name)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
+        entry.limit_key, entry.moment = limit_key, moment
+        entry.is_limited = queue is not None and self._is_limited(entry)
         self._entries[task_id] = entry
         self.queued_cnt += 1
         ready_at = entry.ready_at
@@ -208,7 +278,7 @@ class PreemptionQueue:
         elif not self.queued_cnt % _COUNTED and self._item_count() > 2 * len(self._entries) + _MAX_DROPPED:
             self._clear_dropped()
 
-    def move(self, task_id: str, due: float, *, is_begun: bool | None = None) -> bool:
+    def move(self, task_id: str, due: float, *, is_begun: bool | None = None, moment: float | None = None) -> bool:
         """Change the due time of a task to `due` (monotonic seconds). If `is_begun` is given, change it, too.
 
         Return whether the queue holds the task.
@@ -226,8 +296,34 @@ class PreemptionQueue:
             is_begun=is_begun,
             queue=entry.queue,
             tenant=entry.tenant,
+            limit_key=entry.limit_key,
+            moment=moment,
         )
         return True
+
+    def sort_anew(self) -> None:
+        """Queue all tasks again. Call this when limits or fair turns have changed."""
+        entries = list(self._entries.values())
+        for entry in entries:
+            self._forget(entry)
+        self._clear_dropped()
+        for entry in entries:
+            self._push_again(entry, entry.rank)
+
+    def _push_again(self, entry: Entry, rank: int) -> None:
+        self.push(
+            entry.task_id,
+            entry.name,
+            entry.priority,
+            entry.due,
+            rank,
+            is_begun=entry.is_begun,
+            is_simple=entry.is_simple,
+            queue=entry.queue,
+            tenant=entry.tenant,
+            limit_key=entry.limit_key,
+            moment=entry.moment,
+        )
 
     def discard(self, task_id: str) -> None:
         """Drop a task, if it is queued."""
@@ -264,19 +360,20 @@ class PreemptionQueue:
         source, *others = self._by_head()
         first = source.head(now)
         rival = min(filter(None, (other.head(now) for other in others)), key=_order, default=None)
-        if first is not None and self.is_isolated(first.name):
-            limit = min(limit, self._room)
         taken: list[Entry] = []
         if first is None:
             return taken
-        is_limited, kind = self._is_limited(first), (first.is_begun, first.rank > 0)
+        if first.is_isolated:
+            limit = min(limit, self._idle if first.is_limited else self._room)
+        kind = (first.is_begun, first.rank > 0, first.is_isolated) if not first.is_limited else first.is_begun
         while len(taken) < limit:
             entry = source.head(now)
-            if entry is None or (entry.is_begun, entry.rank > 0) != kind:
+            if entry is None:
+                break
+            its = (entry.is_begun, entry.rank > 0, entry.is_isolated) if not first.is_limited else entry.is_begun
+            if its != kind or entry.is_isolated != first.is_isolated:
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
-                break
-            if self._is_limited(entry) != is_limited:
                 break
             source.pop(entry)
             self._forget(entry)
@@ -325,7 +422,7 @@ class PreemptionQueue:
     def is_limited_next(self) -> bool:
         """Whether the next task is limited. Read this only right after `next_ready` has returned 0."""
         entry = self._first()
-        return entry is not None and self._is_limited(entry)
+        return entry is not None and entry.is_limited
 
     @property
     def is_rescue_next(self) -> bool:
@@ -338,17 +435,7 @@ class PreemptionQueue:
         for task_id, rank in list(ranks):
             entry = self._entries.get(task_id)
             if entry is not None and entry.rank != rank:
-                self.push(
-                    task_id,
-                    entry.name,
-                    entry.priority,
-                    entry.due,
-                    rank,
-                    is_begun=entry.is_begun,
-                    is_simple=entry.is_simple,
-                    queue=entry.queue,
-                    tenant=entry.tenant,
-                )
+                self._push_again(entry, rank)
 
     def names(self) -> list[tuple[str, str]]:
         """Return the id and the name of each task."""
@@ -364,6 +451,13 @@ class PreemptionQueue:
     def _make_ready(self, entry: Entry, sequence: int) -> None:
         entry.is_ready = True
         kind = entry.kind
+        if entry.is_limited and self._limited is not None:
+            if self._limited.push(entry, sequence):
+                self._limited_cnt += 1
+            else:
+                entry.is_dropped = True
+                del self._entries[entry.task_id]
+            return
         self._ready_cnt[kind] += 1
         if entry.lane is not None:
             self._turn_cnt += 1
@@ -375,23 +469,25 @@ class PreemptionQueue:
         """Return the ready task that `take` would return first, or None."""
         return self._by_head()[0].head(self._now)
 
-    def _by_head(self) -> Sequence[_Source]:
+    def _by_head(self) -> Sequence[Source]:
         """Return the sources of ready tasks: each kind, and the turns if any. The one with the next task comes first.
 
         The tasks of isolated handlers are left out while there is no room for them.
         """
         own, rest = self._ready[:2]
-        if self._turn_cnt:
-            return self._with_turns()
+        if self._turn_cnt or self._limited_cnt:
+            return self._of_all_sources()
         if self._room > 0:
             return sorted(self._ready, key=lambda ready: (0, item) if (item := ready.first()) is not None else (1,))
         first_own, first_rest = own.first(), rest.first()
         is_rest_first = first_rest is not None and (first_own is None or first_rest < first_own)
         return (rest, own) if is_rest_first else (own, rest)
 
-    def _with_turns(self) -> Sequence[_Source]:
+    def _of_all_sources(self) -> Sequence[Source]:
         count = len(self._ready) if self._room > 0 else 2
-        sources: list[_Source] = [*self._ready[:count], *self._turns[: count // 2]]
+        sources: list[Source] = [*self._ready[:count], *self._turns[: count // 2]]
+        if self._limited is not None:
+            sources.append(self._limited)
         heads = [source.head(self._now) for source in sources]
         ranked = sorted(
             range(len(sources)), key=lambda index: (0, head.order) if (head := heads[index]) is not None else (1,)
@@ -400,18 +496,26 @@ class PreemptionQueue:
 
     def _look_at_room(self) -> None:
         """Note the room for isolated handlers, if some of their tasks are ready."""
-        if self._isolated is not None:
-            self._room = self._isolated.count() if self._has_isolated else 0
+        if self._isolated is None:
+            return
+        self._room = self._isolated.count() if self._has_isolated else 0
+        if self._limited is not None and self._limited_cnt:
+            # A permit would be used up while the task waits for an executor.
+            self._idle = self._isolated.count_idle() if self._limited.has_isolated else 0
+            self._limited.leave_out_isolated(leaves_out=self._idle <= 0)
 
     @property
     def _has_isolated(self) -> bool:
         """Whether tasks of isolated handlers are ready."""
-        sources: list[_Source] = [*self._ready[2:], *self._turns[1:]]
+        sources: list[Source] = [*self._ready[2:], *self._turns[1:]]
         return any(source.head(self._now) is not None for source in sources)
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
-        if entry.is_ready:
+        if entry.is_ready and entry.is_limited and self._limited is not None:
+            self._limited_cnt -= 1
+            self._limited.forget(entry)
+        elif entry.is_ready:
             self._ready_cnt[entry.kind] -= 1
             self._turn_cnt -= entry.lane is not None
         del self._entries[entry.task_id]
@@ -421,9 +525,12 @@ class PreemptionQueue:
         # Ready tasks are kept first, in their order. After them, the tasks that become due soonest are kept.
         ready = [item[2] for item in sorted(chain(*self._ready))]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
-        turning = self._in_turns(entry for entry in waiting if entry.lane is not None)
-        plain = [*ready, *(entry for entry in waiting if entry.lane is None)]
-        groups = [plain, turning]
+        free = [entry for entry in waiting if not entry.is_limited]
+        turning = self._in_turns(entry for entry in free if entry.lane is not None)
+        plain = [*ready, *(entry for entry in free if entry.lane is None)]
+        held = [] if self._limited is None else in_equal_parts(sorted(self._limited.entries(), key=_order))
+        limited = [*held, *(entry for entry in waiting if entry.is_limited)]
+        groups = [plain, turning, limited]
         if self._is_shared:
             groups = [[e for e in group if self._is_apart(e) == is_apart] for group in groups for is_apart in (0, 1)]
         # If there are many of each, each keeps an equal part of the room.
@@ -433,6 +540,8 @@ class PreemptionQueue:
             room -= kept
             for entry in group[kept:]:
                 self.has_more_isolated |= self._is_apart(entry)
+                if entry.is_limited and entry.is_ready and self._limited is not None:
+                    self._limited.cut(entry)
                 self._forget(entry)
         self.has_more = True
         self._clear_dropped()
@@ -450,7 +559,9 @@ class PreemptionQueue:
         return in_equal_parts([*ready, *waiting])
 
     def _item_count(self) -> int:
-        return len(self._waiting) + sum(map(len, self._ready)) + sum(turns.item_cnt for turns in self._turns)
+        in_windows = 0 if self._limited is None else self._limited.item_cnt
+        in_turns = sum(turns.item_cnt for turns in self._turns)
+        return len(self._waiting) + sum(map(len, self._ready)) + in_turns + in_windows
 
     def _clear_dropped(self) -> None:
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
@@ -459,7 +570,9 @@ class PreemptionQueue:
             ready.clear_dropped()
         for turns in self._turns:
             turns.clear_dropped()
+        if self._limited is not None:
+            self._limited.clear_dropped()
 
 
-def _order(entry: Entry) -> tuple[int, bool, float]:
+def _order(entry: Entry) -> Order:
     return entry.order

@@ -1,4 +1,4 @@
-"""Ready tasks of one kind, in their order: the highest priority first, then begun tasks, then the longest due."""
+"""Ready tasks of one kind, in their order: interrupted ones first, then by priority, then by time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
-_Order = tuple[int, bool, float]
+_Order = tuple[bool, int, float]
 
 
 class Ordered(Protocol):

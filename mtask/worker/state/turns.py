@@ -28,12 +28,12 @@ class Turning(Protocol):
         """The queue and the tenant, if the queue has fair turns."""
 
     @property
-    def order(self) -> tuple[int, bool, float]:
+    def order(self) -> tuple[bool, int, float]:
         """The sort key within one tenant."""
 
 
 E = TypeVar("E", bound=Turning)
-_Heap = list[tuple[tuple[int, bool, float], int, E]]
+_Heap = list[tuple[tuple[bool, int, float], int, E]]
 #: The lanes of one kind, the one whose turn comes first is the first.
 _Ring = OrderedDict[Lane, _Heap[E]]
 

@@ -272,7 +272,7 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None]) -> None:
             insert(bench, good(number), changed(f"bad-{number}", task_state__status=7))
             bench.worker.parts.scans.ask_full()
             for loop in (
-                bench.worker.parts.limits.parking,
+                bench.worker.parts.limits,
                 bench.worker.parts.retention,
                 bench.worker.parts.controls,
             ):

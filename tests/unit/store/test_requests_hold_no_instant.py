@@ -15,7 +15,7 @@ from mtask.model.status import RunStatus, WorkerStatus
 from mtask.store import schedules, workers
 from mtask.store.driver.operation import Operation
 from mtask.store.queues import permits
-from mtask.store.queues.permits import HeldPermit, PermitPool, PermitRequest
+from mtask.store.queues.permits import HeldPermit, PermitPool, PermitRequest, Wanted
 from mtask.store.statements.filters import LAST_TIME
 from mtask.store.statements.outcome import Outcome
 from mtask.store.streams import concerns
@@ -58,11 +58,11 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "register": workers.register(_ME),
     "heartbeat": workers.heartbeat(_ME, workers.Heartbeat(WorkerStatus.RUNNING, 0, 1, [])),
     "live workers": workers.live(),
-    "take of a permit": permits.take([PermitRequest(PermitPool("default"), _LIMIT, ["task:k"])], "token"),
+    "take of a permit": permits.take([PermitRequest(PermitPool("default"), _LIMIT, [Wanted("task:k")])], "w", "token"),
     "take of permits": permits.take(
-        [PermitRequest(PermitPool("default", key), _LIMIT, ["task:k"]) for key in "ab"], "token"
+        [PermitRequest(PermitPool("default", key), _LIMIT, [Wanted("task:k")]) for key in "ab"], "w", "token"
     ),
-    "permits given back": permits.give_back([HeldPermit(PermitPool("default"), "task:k", "token")]),
+    "permits given back": permits.give_back([HeldPermit(PermitPool("default"), "task:k", "token")], "w"),
     "coming schedules": schedules.coming(60_000, 10),
     "purge": retention.remove_batch(retention.purgeable({"status": "SUCCESS"}, 60_000), 10),
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ from mtask.model.documents import StoredTask
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.queues import permits
-from mtask.store.queues.permits import PermitPool, PermitRequest
+from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
 from mtask.store.tasks import claims
-from mtask.worker.admission import parking as parking_module
+from mtask.worker.admission.limits import Admitted
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
@@ -207,7 +206,7 @@ def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
     lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
     client.publish("work", key="of the dead", **lease)  # type: ignore[arg-type]
     store.run(setup.ensure(setup.EVERY))
-    store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=1), ["work:of the dead"])], "token"))
+    store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=1), [Wanted("work:of the dead")])], "w", "token"))
     (document,) = store.run(claims.claim(["work:of the dead"], "dead", "token"))
     lapses = document["task_state"]["worker_states"][0]["ping_expire_time"]
 
@@ -267,21 +266,20 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
     asyncio.run(scenario())
 
 
-def recorded(bench: Bench, *, goes_on: bool) -> list[list[str]]:
-    """Record the tasks that the worker's parking lets go from now on; without `goes_on` nothing else hears of them."""
-    parking: Any = bench.worker.parts.limits.parking
-    signals, freed = parking._signals, list[list[str]]()
+def asked(bench: Bench) -> list[list[str]]:
+    """Record the tasks for which the worker asks for permits from now on."""
+    limits, groups = bench.worker.parts.limits, list[list[str]]()
+    admit = limits.admit
 
-    def free(task_ids: Iterable[str]) -> None:
-        freed.append(list(task_ids))
-        if goes_on:
-            signals.tasks_doubtful.send(freed[-1])
+    async def recorded(tasks: Sequence[StoredTask], *given: Any) -> Admitted:
+        groups.append([task.id for task in tasks])
+        return await admit(tasks, *given)
 
-    parking._signals = SimpleNamespace(tasks_doubtful=SimpleNamespace(send=free), permits_freed=signals.permits_freed)
-    return freed
+    limits.admit = recorded  # type: ignore[assignment,method-assign]
+    return groups
 
 
-def test_of_many_that_wait_for_one_permit_a_few_are_tried_at_a_time_the_most_urgent_first(
+def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_first(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     gauge = Gauge()
@@ -294,13 +292,13 @@ def test_of_many_that_wait_for_one_permit_a_few_are_tried_at_a_time_the_most_urg
             await until(lambda: gauge.running["all"] == 1, message="one runs")
             specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
             await bench.client.publish_many(specs)
-            parked = bench.worker.parts.limits.parking._parked
-            await until(lambda: len(parked[QUEUE].tasks) >= 118 if QUEUE in parked else False, message="all wait")
-            freed = recorded(bench, goes_on=True)
-            await until(lambda: len(freed) >= 3, message="some were tried")
-            assert max(map(len, freed)) <= 2
+            limits = bench.worker.parts.limits
+            await until(lambda: len(list(limits.windows.entries())) >= 118, message="all wait")
+            groups = asked(bench)
+            await until(lambda: len(groups) >= 2, message="some have asked")
+            assert max(map(len, groups)) <= 2
             urgent = {f"work:many {n}" for n in range(120) if n % 3 == 2}
-            assert {task_id for group in freed for task_id in group} <= urgent
+            assert {task_id for group in groups for task_id in group} <= urgent
             gauge.gate.set()
             await until(lambda: bench.count("SUCCESS") == 121, message="all done")
 
@@ -308,14 +306,12 @@ def test_of_many_that_wait_for_one_permit_a_few_are_tried_at_a_time_the_most_urg
     assert gauge.most["all"] == 1
 
 
-def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not_ask_at_once(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1, key_concurrency=1)
-    monkeypatch.setattr(parking_module, "_CROWDED", 600.0)
-    monkeypatch.setattr(parking_module, "_MAX_CROWDED", 600.0)
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
@@ -324,10 +320,11 @@ def test_what_its_key_admits_and_its_queue_does_not_is_not_tried_again_at_once(
             with bench.backed_up():
                 await publish(bench, 1, prefix="next ", limit_key="second")
                 waiting = StoredTask.model_validate(bench.tasks.find_one({"key": "next 0"}))
-                freed = recorded(bench, goes_on=False)
-                admitted = await bench.worker.parts.limits.admit([waiting], "token")
-                assert (admitted.task_ids, freed) == ([], [])
+                limits = bench.worker.parts.limits
+                admitted = await limits.admit([waiting], "token", bench.worker.parts.scope.clock.now())
+                assert (admitted.task_ids, [task.id for task in admitted.refused]) == ([], ["work:next 0"])
                 assert is_free(bench, PermitPool("default", "second"))
+                assert not limits.pools.has_room(QUEUE)
 
     asyncio.run(scenario())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.layout.indexes import TURNS_INDEX
 from mtask.store.statements.filters import Filter
 from mtask.store.tasks import finding
-from mtask.worker.admission.parking import ScanTarget
+from mtask.worker.admission.targets import ScanTarget
 from mtask.worker.discovery import turns
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import Bench, working
@@ -131,10 +131,11 @@ class Ring:
     def __init__(self, store: SyncStore) -> None:
         self.store = store
         self.batches: list[list[Any]] = []
-        self.turns = turns.TurnScans("w1", self._take, self._run)
+        self.turns = turns.TurnScans("w1", self._take, self._run, lambda *_: None)
 
-    async def _take(self, operation: Any) -> finding.Scan:
+    async def _take(self, operation: Any, *, note: Callable[[finding.Scan], None]) -> finding.Scan:
         found: finding.Scan = self.store.run(operation)
+        note(found)
         self.batches.append([document.get("tenant") for document in found.documents])
         return found
 
@@ -144,7 +145,7 @@ class Ring:
     def scan(self, capacity: int, excluded: Sequence[str] = (), also: Sequence[Filter] = ()) -> list[str]:
         """Make one scan; return the tenants of the tasks that it found."""
         self.batches.clear()
-        target = ScanTarget(["default"], excluded_tenants={None: excluded}, is_fair=True)
+        target = ScanTarget(["default"], paused_tenants={None: excluded}, is_fair=True)
         found = asyncio.run(self.turns.scan(target, ["work"], 0, capacity, list(also)))
         self.is_complete = found.is_complete
         return [tenant for batch in self.batches for tenant in batch]

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from mtask.worker.state.ready import Ready
 
-_ORDERS = st.tuples(st.integers(-1, 1), st.booleans(), st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]))
+_ORDERS = st.tuples(st.booleans(), st.integers(-1, 1), st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]))
 _ACTIONS = st.lists(st.one_of(_ORDERS, st.sampled_from(["pop", "clear"]), st.integers(0, 30)), max_size=60)
 
 
 @dataclass
 class Entry:
-    order: tuple[int, bool, float]
+    order: tuple[bool, int, float]
     is_dropped: bool = False
 
 
 @given(_ACTIONS)
-def test_first_is_always_the_least_of_those_that_are_left(actions: list[tuple[int, bool, float] | str | int]) -> None:
+def test_first_is_always_the_least_of_those_that_are_left(actions: list[tuple[bool, int, float] | str | int]) -> None:
     ready: Ready[Entry] = Ready()
-    left: list[tuple[tuple[int, bool, float], int, Entry]] = []
+    left: list[tuple[tuple[bool, int, float], int, Entry]] = []
     for number, action in enumerate(actions):
         if isinstance(action, tuple):
             entry = Entry(action)

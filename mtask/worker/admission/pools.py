@@ -1,0 +1,157 @@
+"""The pools of permits as this worker knows them: how many permits may be free, whose turn it is, when to ask again.
+
+The server's answer to a request decides. What is here only keeps the worker from requests that would be in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from mtask.model.controls import Limit
+from mtask.store.queues.permits import PermitPool
+from mtask.worker.admission.controls import Controls
+
+#: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
+KEPT = 10
+
+
+class Lane(NamedTuple):
+    """The tasks that need the same permits: those of a queue, and of a limit_key and a tenant in it."""
+
+    queue: str
+    key: str | None
+    tenant: str | None
+
+
+@dataclass(slots=True)
+class PoolState:
+    """A pool that tasks are asking, that has refused a permit, or that lists waiting tasks of this worker."""
+
+    #: The number of tasks that may ask for a permit now.
+    budget: float = inf
+    #: The time of the next request (monotonic seconds). A permit that this worker returns, or a call, comes earlier.
+    retry_at: float = inf
+    #: The time of the next search for dead runs that hold permits (monotonic seconds); None: no search is needed.
+    reclaim_at: float | None = None
+    #: The time at which the waiting tasks are withdrawn, unless the worker asks before (monotonic seconds).
+    withdraw_at: float = inf
+    #: Whether the pool lists tasks that wait in this worker.
+    is_listed: bool = False
+    #: The number of requests in a row that found no free permit.
+    refusals: int = 0
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The turns of the tenants of a fair queue."""
+
+    last: int = 0  #: the number of the last turn
+    ahead: dict[str, int] = field(default_factory=dict)  #: the next turn of each tenant that has had its turn already
+
+
+class Pools:
+    """The pools from which the tasks of this worker need permits."""
+
+    def __init__(self, controls: Controls) -> None:
+        self._controls = controls
+        self._of: dict[Lane, tuple[PermitPool, ...]] = {}
+        self.states: dict[PermitPool, PoolState] = {}
+        self._turns: dict[str, _Turns] = {}
+
+    def forget(self) -> None:
+        """Forget all. Call this when the limits have changed: each pool may have permits again."""
+        self._of.clear()
+        self._turns.clear()
+        for pool, state in list(self.states.items()):
+            self.states[pool] = PoolState(is_listed=state.is_listed)
+
+    def of(self, lane: Lane) -> tuple[PermitPool, ...]:
+        """Return the pools from which a task of this lane needs a permit, the narrowest first."""
+        pools = self._of.get(lane)
+        if pools is None:
+            pools = self._of[lane] = tuple(pool for pool, limit in self.limits(lane) if limit is not None)
+        return pools
+
+    def limits(self, lane: Lane) -> Sequence[tuple[PermitPool, Limit | None]]:
+        """Return the pools of each kind for a task of this lane, each with its limit. None: there is no such limit.
+
+        The narrower pools come first: a task without a permit of its limit_key must not take a permit of its queue.
+        """
+        queue, key, tenant = lane
+        control = self._controls.limits.get(queue)
+        by_key = control.key_limit if control is not None and key is not None else None
+        by_tenant = control.tenant_limit if control is not None and tenant is not None else None
+        return (
+            (PermitPool(queue, key, tenant), by_key),
+            (PermitPool(queue, tenant=tenant), by_tenant),
+            (PermitPool(None, tenant=tenant), self._controls.tenant_limits.get(tenant or "")),
+            (PermitPool(queue), control.limit if control is not None else None),
+        )
+
+    def limit_of(self, pool: PermitPool) -> Limit | None:
+        """Return the limit of a pool; None: there is none any more."""
+        lane = Lane(pool.queue or "", pool.key, pool.tenant)
+        return next((limit for each, limit in self.limits(lane) if each == pool), None)
+
+    def kept(self, lane: Lane, pool: PermitPool) -> int:
+        """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""
+        return max(KEPT, 2 * next((width_of(limit) for each, limit in self.limits(lane) if limit and each == pool), 0))
+
+    def state(self, pool: PermitPool) -> PoolState:
+        """Return what is known of a pool, to be changed."""
+        return self.states.setdefault(pool, PoolState())
+
+    def has_room(self, pool: PermitPool) -> bool:
+        """Whether a task may ask this pool for a permit now."""
+        state = self.states.get(pool)
+        return state is None or state.budget >= 1
+
+    def closed(self, lane: Lane) -> PermitPool | None:
+        """Return the pool that keeps the tasks of this lane waiting; None: they may ask now."""
+        return next((pool for pool in self.of(lane) if not self.has_room(pool)), None)
+
+    def pick(self, lane: Lane) -> None:
+        """Count a task that is about to ask for its permits. No more tasks ask at once than can get a permit."""
+        for pool, limit in self.limits(lane):
+            if limit is not None:
+                state = self.states.get(pool)
+                if state is None:
+                    state = self.states[pool] = PoolState(budget=width_of(limit))
+                state.budget -= 1
+
+    def give(self, pools: Iterable[PermitPool], count: float = 1) -> None:
+        """Let more tasks ask each of these pools."""
+        for pool in pools:
+            if (state := self.states.get(pool)) is not None:
+                state.budget = max(0.0, state.budget) + count
+
+    # --- turns ----------------------------------------------------------------------------------------------
+
+    def is_fair(self, queue: str) -> bool:
+        """Whether the tenants of this queue take turns."""
+        return self._controls.is_fair(queue)
+
+    def turn_of(self, queue: str, tenant: str | None) -> int:
+        """Return the number of this tenant's next turn."""
+        turns = self._turns.get(queue)
+        return 0 if turns is None else max(turns.last, turns.ahead.get(tenant or "", 0))
+
+    def count_turn(self, queue: str, tenant: str | None) -> None:
+        """Count a turn of this tenant, until the server tells the turns."""
+        turns, turn = self._turns.setdefault(queue, _Turns()), self.turn_of(queue, tenant)
+        turns.ahead[tenant or ""] = turn + 1
+        if turn > turns.last:
+            turns.last = turn
+            turns.ahead = {each: its for each, its in turns.ahead.items() if its > turn}
+
+    def note_turns(self, queue: str, last: int, ahead: Mapping[str, int]) -> None:
+        """Note the turns as the server tells them."""
+        self._turns[queue] = _Turns(last, dict(ahead))
+
+
+def width_of(limit: Limit) -> int:
+    """Return the most permits that can be free at once."""
+    return max(filter(None, (limit.concurrency, limit.starts)))
