@@ -23,6 +23,7 @@ _RUN_RULES = (
     "status",
     "claim_time",
     "ping_expire_time",
+    "fail_time",
     "retry_time",
     "final",
     "past",

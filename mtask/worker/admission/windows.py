@@ -8,6 +8,7 @@ begins, but not in which order: a task that waits for a permit of its limit_key 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -88,6 +89,8 @@ class Windows:
         self.drop: Callable[[Entry], None] = self.forget
         #: Called when tasks begin to wait for a pool.
         self.on_closed: Callable[[], object] = _nothing
+        #: Tasks with a lapsed run. Their own permits serve them again, so they ask also while their pools are full.
+        self._lapsed: deque[Entry] = deque()
         self._sequence = 0
         #: Whether tasks of isolated handlers are left out, as no executor is free.
         self._skips_isolated = False
@@ -110,6 +113,8 @@ class Windows:
         heapq.heappush(row.heap, (entry.order, sequence, entry))
         row.count += 1
         self.item_cnt += 1
+        if entry.is_lapsed:
+            self._lapsed.append(entry)
         if row.heap[0][2] is entry:
             self._offer(window, row)
         return True
@@ -143,6 +148,10 @@ class Windows:
 
     def head(self, _: float) -> Entry | None:
         """Return the first task that may ask for its permits, or None."""
+        while self._lapsed and self._lapsed[0].is_dropped:
+            self._lapsed.popleft()
+        if self._lapsed and not (self._skips_isolated and self._lapsed[0].is_isolated):
+            return self._lapsed[0]
         return min(filter(None, map(self._first_of, self._windows.values())), key=_order, default=None)
 
     def pop(self, entry: Entry) -> None:
@@ -150,8 +159,11 @@ class Windows:
         assert entry.queue is not None
         window, lane = self._windows[entry.queue], lane_of(entry)
         row = window.rows[lane, entry.is_isolated]
-        heapq.heappop(row.heap)
-        self.item_cnt -= 1
+        if self._lapsed and self._lapsed[0] is entry:
+            self._lapsed.popleft()  # its item in the heap counts as dropped from now on
+        else:
+            heapq.heappop(row.heap)
+            self.item_cnt -= 1
         self._pools.pick(lane)
         if self._pools.is_fair(lane.queue):
             self._pools.count_turn(lane.queue, lane.tenant)

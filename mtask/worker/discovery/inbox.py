@@ -243,6 +243,7 @@ class Inbox:
                 due,
                 seconds_of(stored or moment),
                 is_begun=rules.is_interrupted(task, max(now, moment)),
+                is_lapsed=is_due and task.status is TaskStatus.RUNNING,
                 tenant=task.tenant,
                 limit_key=task.task_option.limit_key,
             )
@@ -269,6 +270,7 @@ class Inbox:
         stored: float,
         *,
         is_begun: bool = False,
+        is_lapsed: bool = False,
         is_simple: bool = False,
         tenant: str | None = None,
         limit_key: str | None = None,
@@ -292,6 +294,7 @@ class Inbox:
                 tenant=tenant,
                 limit_key=limit_key,
                 moment=stored,
+                is_lapsed=is_lapsed,
             )
             self._scope.signals.task_queued.send()
 

@@ -57,6 +57,7 @@ class Entry:
     limit_key: str | None = None
     moment: float = 0.0  #: the stored next_preempt_time, in seconds; it orders the tasks
     is_limited: bool = False  #: whether the task may need a permit
+    is_lapsed: bool = False  #: whether a run of the task has lapsed, and is not closed yet
 
     @property
     def is_isolated(self) -> bool:
@@ -248,6 +249,7 @@ class PreemptionQueue:
         tenant: str | None = None,
         limit_key: str | None = None,
         moment: float | None = None,
+        is_lapsed: bool = False,
     ) -> None:
         """Add a task that is due at `due` (monotonic seconds). This replaces an earlier entry of the task.
 
@@ -264,7 +266,7 @@ class PreemptionQueue:
             self._forget(old)
         kind = (rank > 0) + 2 * self.is_isolated(name)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
-        entry.limit_key, entry.moment = limit_key, moment
+        entry.limit_key, entry.moment, entry.is_lapsed = limit_key, moment, is_lapsed
         entry.is_limited = queue is not None and self._is_limited(entry)
         self._entries[task_id] = entry
         self.queued_cnt += 1
@@ -323,6 +325,7 @@ class PreemptionQueue:
             tenant=entry.tenant,
             limit_key=entry.limit_key,
             moment=entry.moment,
+            is_lapsed=entry.is_lapsed,
         )
 
     def discard(self, task_id: str) -> None:
