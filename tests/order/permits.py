@@ -89,7 +89,8 @@ class Permits:
     def __init__(self, runs: Iterable[Run]) -> None:
         taken = list(runs)
         self.claims = sorted(run.claimed for run in taken)
-        self.releases = sorted(run.ended for run in taken)
+        # The shortest run takes a while, too: times are whole milliseconds.
+        self.releases = sorted(max(run.ended, run.claimed + 0.001) for run in taken)
 
     def held(self, at: float, lag: float = 0.0) -> int:
         """Return how many are held; with a lag: how many at most, if claims were earlier and ends later by that."""
@@ -112,11 +113,12 @@ class Permits:
         instants = [since, *(max(since, claim - lag) for claim in self.claims[first:last])]
         return any(self.is_taken(limit, at, lag) for at in instants)
 
-    def taken(self, limit: Limit) -> Times:
-        """Return the times in which none was free."""
-        ends = [claim + longest_window(limit) for claim in self.claims]
-        counts = ((limit.concurrency, self.releases), (limit.starts, ends))
-        return joined(up for most, ended in counts if most is not None for up in _times_of(most, self.claims, ended))
+    def taken(self, limit: Limit, lag: float) -> Times:
+        """Return the times in which none may have been free, if claims were earlier and ends later by the lag."""
+        claims = [claim - lag for claim in self.claims]
+        windows = [claim + longest_window(limit) + lag for claim in self.claims]
+        counts = ((limit.concurrency, [end + lag for end in self.releases]), (limit.starts, windows))
+        return joined(up for most, ends in counts if most is not None for up in _times_of(most, claims, ends))
 
     def next_free(self, limit: Limit, since: float, needed: int) -> float:
         """Return the first instant from `since` on by which so many permits have been free, one after the other."""

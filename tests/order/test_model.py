@@ -11,7 +11,9 @@ import pytest
 
 from tests.order.history import Change, End, History, Limit, Run, Settings, Task, Trouble, Up, Worker
 from tests.order.model import Judgement, Kind, judge
+from tests.order.simulation import simulate
 from tests.order.times import joined, within, without
+from tests.parity.cases import SCALE
 
 QUEUE = "queue:queue"
 ONE = Settings(Limit(1))
@@ -720,3 +722,18 @@ def test_times_are_joined_cut_and_left_out() -> None:
     assert times == [Up(0, 4), Up(5, 6)]
     assert within(times, [Up(1, 2), Up(3, 5.5), Up(7, 8)]) == [Up(1, 2), Up(3, 4), Up(5, 5.5)]
     assert without(times, [Up(3.5, 9), Up(-1, 0.5), Up(1, 2)]) == [Up(0.5, 1), Up(2, 3.5)]
+
+
+# --- simulations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3 * SCALE))
+def test_engine_that_keeps_the_order_passes(seed: int) -> None:
+    judgement = judge(simulate(seed))
+    assert not judgement.violations, str(judgement)
+    assert judgement.starts >= 80
+
+
+@pytest.mark.parametrize("seed", range(3 * SCALE))
+def test_engine_that_starts_any_task_is_found_out(seed: int) -> None:
+    assert judge(simulate(seed, is_orderly=False)).of("order", "turn")

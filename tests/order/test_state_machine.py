@@ -16,13 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from mtask.local import ReplicaSet
 from tests.order.app import OTHER, WORK
-from tests.order.model import Judgement
+from tests.order.model import Judgement, judge
 from tests.order.theatre import Theatre, open_theatre, spec
 from tests.parity.cases import SCALE
 
 #: The examples of one set of workers, each with two queues of its own: a worker of many queues scans them in parts.
-_EXAMPLES = 3
-_STEPS = 12
+_EXAMPLES = 2
+_STEPS = 10
 _MOST_TASKS = 250
 _QUEUES = [f"example-{number}-{name}" for number in range(_EXAMPLES) for name in "xy"]
 _APPS = {"w0": "first", "w1": "first", "w2": "second", "w3": "second"}
@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         """Let all finish, and judge it. What is wrong is told at the end, as it need not happen twice."""
         self.theatre.wait_running()
         self.theatre.wait_done()
-        self.judgements.append(self.theatre.judged(*self._queues))
+        self.judgements.append(judge(self.theatre.history(*self._queues)))
 
 
 def run_examples(server: ReplicaSet, folder: Path) -> list[Judgement]:

@@ -22,7 +22,6 @@ from mtask.model.status import TaskStatus
 from tests.mongo import PATIENCE, Document, eventually
 from tests.order.app import ISOLATED, OTHER, WORK
 from tests.order.history import Change, History, Limit, Settings, Up, Worker
-from tests.order.model import Judgement, judge
 from tests.order.reading import read_task
 from tests.security import accounts, is_secure
 from tests.workers import Stage, WorkerProcess, open_stage
@@ -153,10 +152,6 @@ class Theatre:
             self._changes,
             unsure=[Up(death, death + _UNSURE) for death in self._deaths],
         )
-
-    def judged(self, *queues: str, urgent: int | None = None) -> Judgement:
-        """Judge what happened in these queues."""
-        return judge(self.history(*queues), urgent=urgent)
 
 
 @contextmanager

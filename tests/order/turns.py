@@ -120,4 +120,5 @@ class TurnJudge:
 
     def _taken(self, permits: Permits, limit: Limit) -> Times:
         """Return when none was free, or none had been free for long enough."""
-        return [Up(since - self._tolerance.lag, until + self._tolerance.grace) for since, until in permits.taken(limit)]
+        taken = permits.taken(limit, self._tolerance.lag)
+        return [Up(since, until + self._tolerance.grace) for since, until in taken]
