@@ -16,6 +16,7 @@ from typing import Any
 from mtask import App, Child, Context, Fail, Next, Retry
 from tests.faults.history import Event, History, Ledger, Note
 from tests.faults.load import ARRIVALS, LIMITED, PATIENT, PAUSABLE, TICK
+from tests.faults.order_load import FAIRLY, METERED, SHARED
 from tests.faults.resting import rest_often
 
 #: Names the history's folder in a worker's environment.
@@ -291,3 +292,21 @@ async def killer(context: Context) -> None:
     note(context, "start")
     os.kill(os.getpid(), signal.SIGKILL)
     await asyncio.sleep(60)
+
+
+async def _ordered(context: Context, seconds: float = 0.0, failures: int = 0) -> None:
+    """Take a moment, when it is this task's turn."""
+    with noted(context):
+        await asyncio.sleep(seconds)
+        if context.attempt <= failures:
+            raise RuntimeError(f"attempt {context.attempt}")
+
+
+app.task(name="metered", queue=METERED)(_ordered)
+app.task(name="fairly", queue=FAIRLY)(_ordered)
+
+#: The app of the other workers. Each of the two apps has one handler that the other has not, and they share its queue.
+sibling = App()
+sibling.include(app)
+app.task(name="ours", queue=SHARED)(_ordered)
+sibling.task(name="theirs", queue=SHARED)(_ordered)

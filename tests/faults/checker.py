@@ -25,9 +25,11 @@ from tests.faults.checks.executors import ExecutorJudge, Life
 from tests.faults.checks.firings import FiringJudge
 from tests.faults.checks.handlers import HandlerJudge
 from tests.faults.checks.limits import Limit, LimitJudge
+from tests.faults.checks.order import OrderJudge
 from tests.faults.checks.pauses import judge_pauses, paused_names
 from tests.faults.checks.verdict import Verdict
 from tests.faults.history import Call, Clock, Document, Fault, History, Note, Version
+from tests.faults.order_load import ORDERED, QUEUES
 
 T = TypeVar("T")
 DEPOSITING = frozenset({"deposit", "deposit_plain", "deposit_isolated"})
@@ -44,7 +46,12 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     faults = list(_readable(lambda: history.faults(), "faults", _is_fault, verdict))
     asked = Asked(_readable(history.calls, "calls", _is_call, verdict), clock)
     limits, firings = _limits(facts, verdict), _firings(facts, verdict)
-    apart = {limit.name for limit in limits} | paused_names(faults) | ({firings.name} if firings is not None else set())
+    apart = (
+        {limit.name for limit in limits}
+        | set(QUEUES)
+        | paused_names(faults)
+        | ({firings.name} if firings is not None else set())
+    )
     course = Course(verdict.figures, clock, facts["started"], faults, apart)
     if firings is not None:
         firings.ask(asked)
@@ -68,6 +75,7 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
         firings.judge(chain.tasks)
     judge_pauses(verdict, faults, chain.runs, chain.tasks)
     _judge_limits(limits, history, facts, chain, handlers, verdict)
+    _judge_order(facts, faults, asked, chain, handlers, clock, verdict)
     course.conclude()
     _count(verdict, chain, asked)
     _doubt(verdict, history, facts, chain, asked)
@@ -161,7 +169,30 @@ def _judge_limits(
     judge.judge(limits, facts["epoch"] + drained_at if _is_instant(drained_at) else None)
     if limits and not history.places_path.exists():
         verdict.doubt("the places at the end are missing")
-    judge.judge_places(_readable(history.places, "places", _is_document, verdict))
+    # In the end, the queues whose order is judged are not full any more, and only a full one takes permits back that
+    # nobody has returned.
+    places = _readable(history.places, "places", _is_document, verdict)
+    judge.judge_places(place for place in places if not _is_of_order(place))
+
+
+def _is_of_order(place: Document) -> bool:
+    return str(place.get("_id")).startswith(tuple(f'["{queue}"' for queue in ORDERED))
+
+
+def _judge_order(
+    facts: Document,
+    faults: Sequence[Fault],
+    asked: Asked,
+    chain: Chain,
+    handlers: HandlerJudge,
+    clock: Clock,
+    verdict: Verdict,
+) -> None:
+    try:
+        judge = OrderJudge(verdict, clock, faults, asked, chain.tasks, chain.runs, handlers.work)
+        judge.judge(facts.get("order", ()), facts.get("ends", ()))
+    except _UNREADABLE as error:
+        verdict.doubt(f"the facts of the order cannot be read: {type(error).__name__}: {error}")
 
 
 # --- executors --------------------------------------------------------------------------------------------------

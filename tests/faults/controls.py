@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from mtask.errors import ControlUnconfirmed, DatabaseError, MtaskError
 from tests.faults.fleet import PATIENCE
 from tests.faults.history import Document
 from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, TICK
+from tests.faults.order_load import FAIR, LIMITS
 from tests.mongo import eventually
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ class Controls:
 
     def __init__(self, client: mtask.Client) -> None:
         self._client = client
+        #: The limits of queues whose order is judged, with the instants at which they were asked for and in force.
+        self.changes: list[Document] = []
 
     def prepare(self) -> Document:
         """Limit a queue, and begin a schedule of which no firing is ever left out; return the facts of both."""
@@ -38,6 +41,29 @@ class Controls:
         ]
         first = _seconds(schedule.schedule_state.next_fire_time)
         return {"limits": limits, "schedule": {"name": TICK, "interval": INTERVAL.total_seconds(), "first": first}}
+
+    def prepare_order(self) -> None:
+        """Set the first limits of the queues whose order is judged."""
+        for queue, limits in LIMITS.items():
+            self.bound(queue, limits)
+        for queue in FAIR:
+            self._change(queue, lambda queue=queue: self._client.set_fair(queue, timeout=_UNCONFIRMED))  # type: ignore[misc]
+
+    def bound(self, queue: str, limits: Mapping[str, Any]) -> None:
+        """Replace the limits of a queue whose order is judged."""
+        self._change(queue, lambda: self._client.limit(queue, **limits, timeout=_UNCONFIRMED))
+
+    def _change(self, queue: str, act: Callable[[], object]) -> None:
+        """Change a control, and write down since when all workers apply it; nothing is known if they may not."""
+        change: Document = {"asked": self._now(), "settled": None}
+        with suppress(ControlUnconfirmed):  # it holds all the same, and some worker hears of it later
+            self._insist(act)
+            change["settled"] = self._now()
+        control = next(control for control in self._insist(self._client.controls) if control.target == queue)
+        self.changes.append(change | control.model_dump(mode="json"))
+
+    def _now(self) -> float:
+        return self._insist(self._client.server_time).timestamp()
 
     def pause(self, seconds: float, wait: Callable[[float], None], **target: str) -> tuple[float, float] | None:
         """Pause a queue or a task name for so long; return when it stood by the server's clock, None if unknown."""

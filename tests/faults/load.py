@@ -12,6 +12,8 @@ from random import Random
 from typing import Any, Literal
 
 from mtask import TaskSpec
+from mtask.model.publishing.tenants import stored_key
+from tests.faults.order_load import QUEUES, own_options, params_of, urgent_options
 
 Operation = Literal["publish", "update", "cancel", "retry", "rerun", "gather"]
 
@@ -102,16 +104,24 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
             params = {"seconds": round(random.uniform(0.0, 0.3), 2)}
         case "relay":
             params = {"left": random.choice((0, 1))}
+        case "ours" | "theirs" | "metered" | "fairly":
+            params = params_of(random)
+            extra |= {**urgent_options(random), **own_options(random, kind)}
         case _:
             params = {"database": database, "seconds": round(random.choice((0.0, 0.0, 0.5, 2.0)), 2)}
             if kind == "deposit" and random.random() < 0.2:
                 params["goes_on"] = True
-    return TaskSpec(kind, params, key=key, queue=kind if kind in _OWN_QUEUES else "load", **extra)
+    return TaskSpec(kind, params, key=key, queue=_OWN_QUEUES.get(kind, "load"), **extra)
+
+
+def task_id_of(spec: TaskSpec) -> str:
+    """Return the id under which a task is stored."""
+    return f"{spec.task}:{stored_key(spec.tenant, spec.key)}"
 
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 587,
+    "quick": 567,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
@@ -126,8 +136,12 @@ _SHARES = {
     "limited": 12,
     "pausable": 20,
     "relay": 10,
+    "ours": 4,
+    "theirs": 4,
+    "metered": 4,
+    "fairly": 8,
 }
-_OWN_QUEUES = frozenset({LIMITED, PAUSABLE})
+_OWN_QUEUES: Mapping[str, str] = {LIMITED: LIMITED, PAUSABLE: PAUSABLE, **QUEUES}
 
 
 @dataclass(frozen=True, slots=True)

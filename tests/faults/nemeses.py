@@ -24,6 +24,7 @@ from tests.faults.controls import CONCURRENCY
 from tests.faults.fleet import Place, State
 from tests.faults.links import Direction
 from tests.faults.load import LIMIT_KEY, LIMITED, LONG, PATIENT, PAUSABLE, SHORT
+from tests.faults.order_load import LIMITS, ORDERED, OTHER_LIMITS
 from tests.faults.world import World
 from tests.mongo import eventually
 
@@ -352,6 +353,15 @@ def crowd_queue(world: World, random: Random) -> None:
         world.wait(random.uniform(2.0, 5.0))
 
 
+def change_limits(world: World, random: Random) -> None:
+    """Give a queue with a long backlog other limits for a while."""
+    queue = random.choice(ORDERED)
+    with world.fault("change limits", queue):
+        world.controls.bound(queue, random.choice(OTHER_LIMITS[queue]))
+        world.wait(random.uniform(3.0, 8.0))
+        world.controls.bound(queue, LIMITS[queue])
+
+
 TRACKS = (
     Track(
         "processes",
@@ -396,7 +406,9 @@ TRACKS = (
     ),
     Track("handlers", (8.0, 20.0), {"hog": hog, "killer task": killer}),
     Track("executors", (3.0, 12.0), {KILLING: kill_executor}),
-    Track("queues", (3.0, 10.0), {"pause queue": pause_queue, "crowd queue": crowd_queue}),
+    Track(
+        "queues", (3.0, 10.0), {"pause queue": pause_queue, "crowd queue": crowd_queue, "change limits": change_limits}
+    ),
 )
 
 

@@ -62,7 +62,7 @@ class Publisher:
 
     def _publish_batch(self, batch: int) -> None:
         specs = load.specs(self._seed, self._name, batch, self._workers, self._database)
-        task_ids = [f"{spec.task}:{spec.key}" for spec in specs]
+        task_ids = [load.task_id_of(spec) for spec in specs]
         while True:
             calls = self._send("publish", task_ids)
             try:
@@ -111,18 +111,17 @@ class Publisher:
         batch, index = divmod(deed.number, load.BATCH)
         spec = load.specs(self._seed, self._name, batch, self._workers, self._database)[index]
         name, key = str(spec.task), str(spec.key)
+        client = self._client if spec.tenant is None else self._client.for_tenant(spec.tenant)
         act: Callable[[], object] = {
-            "publish": lambda: _answer(
-                self._client.publish(name, spec.params, key=key, queue=spec.queue, **spec.options)
-            ),
+            "publish": lambda: _answer(client.publish(name, spec.params, key=key, queue=spec.queue, **spec.options)),
             "update": lambda: _answer(
-                self._client.publish(name, spec.params, key=key, queue=spec.queue, if_exists="update", **spec.options)
+                client.publish(name, spec.params, key=key, queue=spec.queue, if_exists="update", **spec.options)
             ),
-            "cancel": lambda: self._client.cancel(name, key),
-            "retry": lambda: self._client.retry(name, key),
-            "rerun": lambda: self._client.rerun(name, key),
+            "cancel": lambda: client.cancel(name, key),
+            "retry": lambda: client.retry(name, key),
+            "rerun": lambda: client.rerun(name, key),
         }[deed.operation]
-        self._act(deed.operation, f"{name}:{key}", act)
+        self._act(deed.operation, load.task_id_of(spec), act)
 
     def _act(self, operation: load.Operation, task_id: str, act: Callable[[], object]) -> None:
         calls = self._send(operation, [task_id])

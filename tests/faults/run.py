@@ -31,8 +31,9 @@ from tests.faults.controls import CONCURRENCY, KEY_CONCURRENCY, Controls
 from tests.faults.display import Display, Status
 from tests.faults.fleet import PATIENCE, Fleet, Place, Sampler, python
 from tests.faults.history import Clock, Document, History, Ledger, Sample
-from tests.faults.load import LIMIT_KEY, LIMITED, SHORT
+from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, SHORT
 from tests.faults.network import ReplicaSetProxy
+from tests.faults.order_load import APPS, BACKLOG, BACKLOG_ONCE, ORDERED, WIDE, backlog
 from tests.faults.world import World
 from tests.mongo import TEST_COMMANDS, eventually
 from tests.processes import marked
@@ -115,6 +116,7 @@ class Run:
             self._facts["versions"]["mongod"] = world.mongo.server_info()["version"]
             self._prepare(world, replica_set)
             eye = self._start_observer(replica_set.uri, world)
+            self._publish_backlogs(world)
             stack.callback(world.publishers.kill)
             stack.callback(world.workers.kill)
             self._facts["started"] = self._began = time.monotonic()
@@ -126,6 +128,7 @@ class Run:
                 self._message = "letting everything recover"
                 self._recover(world)
                 self._drain(world)
+                self._drain_backlogs(world)
                 self._fill_limit(world)
             self._stop(world, eye)
         return self._history
@@ -140,8 +143,8 @@ class Run:
         for name, kind in kinds.items():
             uri = proxy.uri if kind == "proxied" else replica_set.uri
             command = python(
-                "mtask.cli.worker", "tests.faults.app:app", "--uri", uri, "--database", DATABASE, "--worker-id", name,
-                "--shutdown-timeout", "3", "--executors", "1",
+                "mtask.cli.worker", f"tests.faults.app:{APPS[name]}", "--uri", uri, "--database", DATABASE,
+                "--worker-id", name, "--shutdown-timeout", "3", "--executors", "1",
             )  # fmt: skip
             environment: Mapping[str, str] = faketime.environment(offsets[kind]) if kind in offsets else {}
             workers.append(Place(name, kind, command, {**environment, HISTORY_VARIABLE: str(folder)}, folder))
@@ -165,6 +168,13 @@ class Run:
         for name in ("effects", observer.MARKS):
             world.mongo[DATABASE].create_collection(name)
         observer.prepare(world.mongo, DATABASE)
+        world.controls.prepare_order()
+
+    def _publish_backlogs(self, world: World) -> None:
+        """Fill the queues whose order is judged, before the first worker works."""
+        self._message = "publishing backlogs"
+        for specs in backlog(self._plan.seed, BACKLOG_ONCE if self._plan.is_once else BACKLOG, PATIENT):
+            world.publish_all(specs)
 
     def _start_observer(self, uri: str, world: World) -> subprocess.Popen[bytes]:
         folder = self._history.folder
@@ -247,22 +257,33 @@ class Run:
 
     def _drain(self, world: World) -> None:
         self._message = "draining the backlog"
+        since = time.monotonic()
+        self._wait_drained(world, {"queue": {"$nin": ORDERED}})
+        self._facts["drain_s"] = round(time.monotonic() - since, 2)
 
+    def _drain_backlogs(self, world: World) -> None:
+        """Let the rest of the long backlogs go by wide limits: it is what was meant to wait."""
+        self._message = "draining the queues with limits"
+        for queue in ORDERED:
+            world.controls.bound(queue, WIDE)
+        self._facts["order"] = world.controls.changes
+        self._wait_drained(world, {})
+        if "not_drained" not in self._facts:
+            self._facts["drained_at"] = time.monotonic()
+            self._counts = _counts(world.mongo, (*_OPEN, *_FINAL))
+
+    def _wait_drained(self, world: World, among: Document) -> None:
         def is_drained() -> bool:
             try:
-                self._counts |= _counts(world.mongo, _OPEN)
+                self._counts |= _counts(world.mongo, _OPEN, among)
             except PyMongoError:
                 return False
             return not any(self._counts.get(status) for status in _OPEN)
 
-        since = time.monotonic()
         try:
             eventually(is_drained, DRAIN_PATIENCE, "the backlog drains", interval=0.5)
-            self._facts["drained_at"] = time.monotonic()
-            self._counts = _counts(world.mongo, (*_OPEN, *_FINAL))
         except AssertionError as error:
             self._facts["not_drained"] = str(error)
-        self._facts["drain_s"] = round(time.monotonic() - since, 2)
 
     def _fill_limit(self, world: World) -> None:
         """Have as many run at once as the limit allows, since no place has leaked, and others wait; end them all."""
@@ -330,10 +351,10 @@ def _every(interval: float, is_over: threading.Event, act: Callable[[], None]) -
         act()
 
 
-def _counts(mongo: MongoClient[Document], statuses: Sequence[str]) -> dict[str, int]:
+def _counts(mongo: MongoClient[Document], statuses: Sequence[str], among: Document | None = None) -> dict[str, int]:
     # Counted over the index: what the server knows without counting is wrong after a crash.
     tasks = mongo[DATABASE]["tasks"]
-    return {status: tasks.count_documents({"task_state.status": status}) for status in statuses}
+    return {status: tasks.count_documents({"task_state.status": status, **(among or {})}) for status in statuses}
 
 
 def _connections(replica_set: ReplicaSet) -> dict[str, int]:

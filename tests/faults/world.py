@@ -23,6 +23,7 @@ from mtask.local import ReplicaSet
 from tests.faults.controls import Controls
 from tests.faults.fleet import PATIENCE, Fleet, Place, State
 from tests.faults.history import Call, Document, Fault, Ledger, Operation
+from tests.faults.load import task_id_of
 from tests.faults.network import ReplicaSetProxy
 from tests.mongo import eventually
 
@@ -173,6 +174,13 @@ class World:
 
         self._ask("publish", task_id, publish)
         return task_id
+
+    def publish_all(self, specs: Sequence[mtask.TaskSpec]) -> None:
+        """Publish tasks that no publisher asks for; they count among the load."""
+        sent = [Call(uuid.uuid4().hex, "publish", task_id_of(spec), "nemesis", time.monotonic()) for spec in specs]
+        self._calls.write_all(sent)
+        self._client.publish_many(specs)
+        self._calls.write_all([call.told_now("created") for call in sent])
 
     def cancel(self, task_id: str) -> None:
         """Cancel a task that was published here."""

@@ -14,6 +14,7 @@ from pymongo.collection import Collection
 from mtask.app.next import Next, flow_part
 from mtask.model.documents import GatherKind, StoredTask
 from mtask.model.options import TaskOption
+from mtask.model.publishing.tenants import stored_key
 from mtask.model.status import RunStatus
 from mtask.store.statements import derive, gathering, owing, pipelines, requests
 from mtask.store.statements import expressions as x
@@ -23,6 +24,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from tests.faults.checks.written import Written
 from tests.faults.history import Call, Fault, History, Note, Operation, Version
+from tests.faults.order_load import QUEUES
 
 Document = dict[str, Any]
 EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -38,10 +40,11 @@ def instant(seconds: float) -> datetime:
     return EPOCH + timedelta(milliseconds=round(seconds * 1000))
 
 
-def _fixed(task_id: str, params: Any = None, **options: Any) -> Document:
+def _fixed(task_id: str, params: Any = None, tenant: str | None = None, **options: Any) -> Document:
     name, _, key = task_id.partition(":")
     option = TaskOption(**{**_SHORT, **options}).model_dump()
-    return {"_id": task_id, "name": name, "key": key, "queue": "load", "params": params, "task_option": option}
+    fixed = {"_id": task_id, "name": name, "key": key, "params": params, "task_option": option}
+    return fixed | {"queue": QUEUES.get(name, "load")} | ({} if tenant is None else {"tenant": tenant})
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Story:
         self, name: str = "quick", *, delay: float | None = None, answer: str | None = "created", **options: Any
     ) -> str:
         """Publish a new task."""
-        key = self.fresh("k")
+        key = stored_key(options.get("tenant"), self.fresh("k"))
         return self.publish_again(f"{name}:{key}", delay=delay, answer=answer, **options)
 
     def publish_again(

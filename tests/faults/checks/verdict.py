@@ -17,6 +17,7 @@ Kind = Literal[
     "unstarted",
     "double_acknowledgements",
     "over_limit",
+    "wrong_order",
     "claimed_paused",
     "wrong_firings",
     "wrong_releases",
@@ -37,6 +38,7 @@ KINDS: Mapping[Kind, str] = {
     "unstarted": "results without a handler, and handlers without a claim",
     "double_acknowledgements": "tasks that were created twice, as publishers were told",
     "over_limit": "runs beyond a queue's limit, and places that were not given back",
+    "wrong_order": "starts of limited tasks before those that should have gone first",
     "claimed_paused": "claims of what was paused",
     "wrong_firings": "firings of a schedule that are missing, doubled or stray",
     "wrong_releases": "releases of steps of flows that are missing, doubled or early",
@@ -171,6 +173,7 @@ class Figures:
     rescue_away: Distribution = field(default_factory=Distribution)
     rescue_no_worker: Distribution = field(default_factory=Distribution)
     rescue_named: Distribution = field(default_factory=Distribution)
+    rescue_limited: Distribution = field(default_factory=Distribution)  #: behind a limit, from the free permit
     rescues: list[Rescue] = field(default_factory=list)
     failovers: list[dict[str, Any]] = field(default_factory=list)
     failover: Distribution = field(default_factory=Distribution)  #: from an election to the first claim
@@ -200,6 +203,7 @@ class Verdict:
     unstarted: Finding = field(default_factory=Finding)
     double_acknowledgements: Finding = field(default_factory=Finding)
     over_limit: Finding = field(default_factory=Finding)
+    wrong_order: Finding = field(default_factory=Finding)
     claimed_paused: Finding = field(default_factory=Finding)
     wrong_firings: Finding = field(default_factory=Finding)
     wrong_releases: Finding = field(default_factory=Finding)
@@ -279,6 +283,7 @@ def _figures(figures: Figures) -> list[str]:
         f"rescued, database away: {figures.rescue_away}",
         f"rescued, all workers killed: {figures.rescue_no_worker}",
         f"rescued by named workers: {figures.rescue_named}",
+        f"rescued behind a limit, nothing else broken: {figures.rescue_limited}",
         f"from an election to the first claim: {figures.failover}",
         f"handlers beyond their lease, worker disturbed: {figures.overtime.excused}",
         f"handlers beyond their lease, worker undisturbed: {figures.overtime.others}",

@@ -1,0 +1,179 @@
+"""A stage that remembers what the model needs to know: when each worker worked, and which limits held when."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pymongo import MongoClient
+
+from mtask import TaskSpec
+from mtask.local import ReplicaSet
+from mtask.model.controls import Control
+from mtask.model.controls import Limit as StoredLimit
+from mtask.model.documents import StoredTask
+from mtask.model.status import TaskStatus
+from tests.mongo import PATIENCE, Document, eventually
+from tests.order.app import ISOLATED, OTHER, WORK
+from tests.order.history import Change, History, Limit, Settings, Up, Worker
+from tests.order.reading import read_task
+from tests.security import accounts, is_secure
+from tests.workers import Stage, WorkerProcess, open_stage
+
+#: A lease so short that a rescue does not take long.
+LEASE: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1000, "unexpected_retry_delay_ms": 0}
+#: After the death of a worker, a permit of a claim that never came may be held for so long, in seconds.
+_UNSURE = 20.0
+_OPEN = {"task_state.status": {"$nin": [status.value for status in TaskStatus if status.is_final]}}
+
+
+class Theatre:
+    """Workers of two apps, and tasks in queues that they share."""
+
+    def __init__(self, stage: Stage, queues: Sequence[str]) -> None:
+        self.stage = stage
+        self.client = stage.client
+        self.tasks = stage.mongo[stage.database]["tasks"]
+        self.processes: dict[str, WorkerProcess] = {}
+        self._queues = list(queues)
+        self._workers: dict[str, Worker] = {}
+        self._launched: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._changes: list[Change] = []
+        self._deaths: list[float] = []
+        self._starting: set[str] = set()
+        stage.set_up()
+
+    # --- workers ------------------------------------------------------------------------------------------------
+
+    def launch(self, worker_id: str, app: str, slots: int, *flags: str) -> None:
+        """Start a worker of the app "first" or "second"; `wait_running` waits until it works."""
+        name = {"first": WORK, "second": OTHER}[app]
+        names = frozenset({name}) if app == "second" else frozenset({name, ISOLATED})
+        self._workers.setdefault(worker_id, Worker(worker_id, slots, frozenset(self._queues), names, []))
+        self._launched[worker_id] = (app, ("--concurrency", str(slots), *flags))
+        self._start(worker_id)
+
+    def _start(self, worker_id: str) -> None:
+        app, flags = self._launched[worker_id]
+        queues = ("--queues", ",".join(self._queues))
+        self._starting.add(worker_id)
+        self.processes[worker_id] = self.stage.launch(worker_id, *queues, *flags, app=f"tests.order.app:{app}")
+
+    def wait_running(self) -> None:
+        """Wait until all workers work that were started."""
+        for worker_id in sorted(self._starting):
+            self.stage.wait_running(self.processes[worker_id])
+            self._move(worker_id, [*self._workers[worker_id].ups, Up(time.time())])
+        self._starting.clear()
+
+    def kill(self, worker_id: str) -> None:
+        """Kill a worker like `kill -9`, and start it again without waiting for it."""
+        self.wait_running()
+        self._ends(worker_id)
+        self._deaths.append(time.time())
+        self.processes[worker_id].kill()
+        self._start(worker_id)
+
+    def terminate(self, worker_id: str) -> None:
+        """End a worker by SIGTERM, and start it again without waiting for it."""
+        self.wait_running()
+        self._ends(worker_id)
+        self.processes[worker_id].terminate()
+        self.processes[worker_id].wait()
+        self._start(worker_id)
+
+    def _ends(self, worker_id: str) -> None:
+        *earlier, last = self._workers[worker_id].ups
+        self._move(worker_id, [*earlier, Up(last.since, time.time())])
+
+    def _move(self, worker_id: str, ups: list[Up]) -> None:
+        self._workers[worker_id] = replace(self._workers[worker_id], ups=ups)
+
+    # --- limits -------------------------------------------------------------------------------------------------
+
+    def limit(self, queue: str | None = None, **limits: Any) -> None:
+        """Limit a queue or a tenant, by the arguments of `client.limit`."""
+        asked = time.time()
+        self._changed(asked, self.client.limit(queue, **limits))
+
+    def fair(self, queue: str, *, is_fair: bool = True) -> None:
+        """Let the tenants of a queue take turns, or no longer."""
+        asked = time.time()
+        self._changed(asked, self.client.set_fair(queue, is_fair))
+
+    def _changed(self, asked: float, control: Control) -> None:
+        settings = Settings(
+            _limit(control.limit), _limit(control.key_limit), _limit(control.tenant_limit), control.fair
+        )
+        self._changes.append(Change(control.id, asked, time.time(), settings))
+
+    # --- tasks --------------------------------------------------------------------------------------------------
+
+    def publish(self, *specs: TaskSpec) -> None:
+        """Publish these tasks in one call."""
+        self.client.publish_many(specs)
+
+    def wait_done(self, timeout: float = PATIENCE) -> None:
+        """Wait until all tasks have ended."""
+        eventually(lambda: not self.tasks.count_documents(_OPEN), timeout, "all tasks have ended")
+
+    def holders(self, queue: str) -> dict[str, str]:
+        """Return the worker of each run whose handler holds, by the id of its task."""
+        holding = {"queue": queue, "params.holds": True, "task_state.worker_states.0.status": "RUNNING"}
+        noted = {event.task_id for event in self.stage.events.starts()}
+        found = self.tasks.find(holding, {"task_state.worker_states": 1})
+        return {
+            task["_id"]: task["task_state"]["worker_states"][0]["worker_id"] for task in found if task["_id"] in noted
+        }
+
+    def wait_held(self, queue: str, count: int) -> dict[str, str]:
+        """Wait until so many handlers hold. Return their workers by task_id."""
+        return eventually(partial(self._held, queue, count), PATIENCE, f"{count} handlers hold in {queue}")
+
+    def _held(self, queue: str, count: int) -> dict[str, str]:
+        found = self.holders(queue)
+        return found if len(found) >= count else {}
+
+    # --- what happened ------------------------------------------------------------------------------------------
+
+    def history(self, *queues: str) -> History:
+        """Return what happened in these queues."""
+        starts = {event.run_id: event.time.timestamp() for event in self.stage.events.starts()}
+        found = self.tasks.find({"queue": {"$in": queues}})
+        return History(
+            [read_task(StoredTask.model_validate(document), starts) for document in found],
+            list(self._workers.values()),
+            self._changes,
+            unsure=[Up(death, death + _UNSURE) for death in self._deaths],
+        )
+
+
+@contextmanager
+def open_theatre(server: ReplicaSet, folder: Path, queues: Sequence[str]) -> Iterator[Theatre]:
+    """Open a theatre with a database of its own, whose workers serve these queues."""
+    database = f"test_{uuid.uuid4().hex}"
+    users = accounts(server, database) if is_secure() else None
+    with open_stage(server.uri, database, folder, users) as stage:
+        yield Theatre(stage, queues)
+    with MongoClient[Document](server.uri) as mongo:
+        mongo.drop_database(database)
+
+
+def spec(
+    queue: str, key: str, seconds: float = 0.0, *, name: str = WORK, tenant: str | None = None, **rest: Any
+) -> TaskSpec:
+    """Return a task of a queue. `fails`, `holds`: params of its handler; the rest are options."""
+    params: Document = {param: rest.pop(param) for param in ("fails", "holds") if param in rest}
+    if name != ISOLATED:
+        params["seconds"] = seconds
+    return TaskSpec(name, params, key=f"{queue}/{key}", queue=queue, tenant=tenant, **{**LEASE, **rest})
+
+
+def _limit(limit: StoredLimit | None) -> Limit | None:
+    return None if limit is None else Limit(limit.concurrency, limit.starts, (limit.window_ms or 0) / 1000)
