@@ -154,7 +154,7 @@ class PermitGrant:
     under_way: frozenset[str] = frozenset()
     #: Whether the pool lists tasks that wait in this worker.
     is_listed: bool = False
-    #: In a queue with fair turns: the number of the last turn, and the next turn of each tenant that is ahead of it.
+    #: In a queue with fair turns: the number of turns so far, and the number of each tenant's last turn.
     turn: int = 0
     turns: Mapping[str, int] = field(default_factory=dict)
 
@@ -223,11 +223,15 @@ def _others_waiting(worker_id: str) -> x.Expression:
 
 
 def _key(task: str) -> x.Expression:
-    """Return the sort key of a task. Where tenants take turns, the number of its turn comes before its priority."""
+    """Return the sort key of a task.
+
+    Where tenants take turns, the first tasks of all tenants come before the second ones, and so on. Of these, the one
+    comes first whose tenant had its last turn longest ago.
+    """
     begins, index, priority, time = ({"$arrayElemAt": [f"{task}.rank", place]} for place in range(4))
     place = {"$indexOfArray": ["$turns.tenant", {"$ifNull": [f"{task}.tenant", ""]}]}
-    own = {"$cond": [{"$gte": [place, 0]}, {"$arrayElemAt": ["$turns.turn", place]}, 0]}
-    by_turn = [begins, {"$add": [{"$max": ["$turn", own]}, index]}, priority, time]
+    last = {"$cond": [{"$gte": [place, 0]}, {"$arrayElemAt": ["$turns.turn", place]}, 0]}
+    by_turn = [begins, index, last, priority, time]
     return {"$cond": [{"$isArray": ["$turns"]}, by_turn, {"$ifNull": [f"{task}.rank", x.literal(_LAST)]}]}
 
 
@@ -423,34 +427,27 @@ def _take(
 
 
 def _turned() -> list[Mapping[str, Any]]:
-    """Return the stages that count the turns of the tasks that got a permit."""
-    turn = {"$arrayElemAt": ["$$task.key", 1]}
-    last = {"$max": {"$concatArrays": [["$turn"], {"$map": {"input": "$_got", "as": "task", "in": turn}}]}}
-    tenant = {"$ifNull": ["$$task.tenant", ""]}
-    tenants = {"$setUnion": [{"$map": {"input": "$_got", "as": "task", "in": tenant}}]}
-    of_tenant = {"$filter": {"input": "$_got", "as": "task", "cond": {"$eq": [tenant, "$$tenant"]}}}
-    next_turn = {"$add": [{"$max": {"$map": {"input": of_tenant, "as": "task", "in": turn}}}, 1]}
-    moved = {"$map": {"input": "$_tenants", "as": "tenant", "in": {"tenant": "$$tenant", "turn": next_turn}}}
-    stays = {"$not": [{"$in": ["$$of.tenant", "$_tenants"]}]}
-    kept = {"$filter": {"input": "$turns", "as": "of", "cond": stays}}
-    # Who is not listed has the next turn. So those whose turn that is need not be listed.
-    ahead = {
-        "$filter": {
-            "input": {"$concatArrays": [kept, moved]},
-            "as": "of",
-            "cond": {"$gt": ["$$of.turn", "$_last"]},
-        }
-    }
+    """Return the stages that count the turns of the tasks that got a permit, which are in the order of their turns."""
+    tenant = {"$getField": {"field": "tenant", "input": {"$arrayElemAt": ["$_got", "$$place"]}}}
+    turn = {"tenant": {"$ifNull": [tenant, ""]}, "turn": {"$add": ["$turn", 1, "$$place"]}}
+    taken = {"$map": {"input": {"$range": [0, "$_granted"]}, "as": "place", "in": turn}}
+    tenants = {"$setUnion": ["$_taken.tenant"]}
+    of_tenant = {"$filter": {"input": "$_taken", "as": "each", "cond": {"$eq": ["$$each.tenant", "$$tenant"]}}}
+    last = {"$max": {"$map": {"input": of_tenant, "as": "each", "in": "$$each.turn"}}}
+    moved = {"$map": {"input": tenants, "as": "tenant", "in": {"tenant": "$$tenant", "turn": last}}}
+    stays = {"$not": [{"$in": ["$$of.tenant", "$_taken.tenant"]}]}
+    turns = {"$concatArrays": [{"$filter": {"input": "$turns", "as": "of", "cond": stays}}, moved]}
     is_fair = "$_request.is_fair"
     return [
-        {"$set": {"_last": {"$cond": [is_fair, last, "$$REMOVE"]}, "_tenants": {"$cond": [is_fair, tenants, []]}}},
+        {"$set": {"_taken": {"$cond": [is_fair, taken, []]}}},
         {
             "$set": {
-                "turns": {"$cond": [is_fair, {"$slice": [ahead, -_MAX_TURNS]}, "$$REMOVE"]},
-                "turn": {"$cond": [is_fair, "$_last", "$$REMOVE"]},
+                # Those whose last turn came longest ago are forgotten first: they have the next turn anyway.
+                "turns": {"$cond": [is_fair, {"$slice": [turns, -_MAX_TURNS]}, "$$REMOVE"]},
+                "turn": {"$cond": [is_fair, {"$add": ["$turn", "$_granted"]}, "$$REMOVE"]},
             }
         },
-        {"$unset": ["_last", "_tenants"]},
+        {"$unset": "_taken"},
     ]
 
 

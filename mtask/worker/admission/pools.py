@@ -48,8 +48,8 @@ class PoolState:
 class _Turns:
     """The turns of the tenants of a fair queue."""
 
-    last: int = 0  #: the number of the last turn
-    ahead: dict[str, int] = field(default_factory=dict)  #: the next turn of each tenant that has had its turn already
+    count: int = 0  #: the number of turns so far
+    last: dict[str, int] = field(default_factory=dict)  #: the number of each tenant's last turn
 
 
 class Pools:
@@ -135,21 +135,19 @@ class Pools:
         return self._controls.is_fair(queue)
 
     def turn_of(self, queue: str, tenant: str | None) -> int:
-        """Return the number of this tenant's next turn."""
+        """Return the number of this tenant's last turn. The tenant with the smallest number is next."""
         turns = self._turns.get(queue)
-        return 0 if turns is None else max(turns.last, turns.ahead.get(tenant or "", 0))
+        return 0 if turns is None else turns.last.get(tenant or "", 0)
 
     def count_turn(self, queue: str, tenant: str | None) -> None:
         """Count a turn of this tenant, until the server tells the turns."""
-        turns, turn = self._turns.setdefault(queue, _Turns()), self.turn_of(queue, tenant)
-        turns.ahead[tenant or ""] = turn + 1
-        if turn > turns.last:
-            turns.last = turn
-            turns.ahead = {each: its for each, its in turns.ahead.items() if its > turn}
+        turns = self._turns.setdefault(queue, _Turns())
+        turns.count += 1
+        turns.last[tenant or ""] = turns.count
 
-    def note_turns(self, queue: str, last: int, ahead: Mapping[str, int]) -> None:
+    def note_turns(self, queue: str, count: int, last: Mapping[str, int]) -> None:
         """Note the turns as the server tells them."""
-        self._turns[queue] = _Turns(last, dict(ahead))
+        self._turns[queue] = _Turns(count, dict(last))
 
 
 def width_of(limit: Limit) -> int:

@@ -19,8 +19,9 @@ from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.pools import KEPT, Lane, Pools
 from mtask.worker.state.queue import Entry, Order
 
-#: The order: interrupted tasks first; then, in a fair queue, the turn; then the priority and the time.
-_Key = tuple[bool, int, int, float]
+#: The order: interrupted tasks first; then, in a fair queue, the place among the tasks of the tenant, and its last turn;
+#: then the priority and the time.
+_Key = tuple[bool, int, int, int, float]
 #: A bound behind all tasks: the window holds all that wait.
 ALL: Order = (True, 2**63, inf)
 #: If fewer tasks than this number wait here in a queue, and more wait in the database, a scan is wanted.
@@ -270,7 +271,7 @@ class Windows:
         begins, priority, moment = first.order
         lane = row.lane
         turn = self._pools.turn_of(lane.queue, lane.tenant) if self._pools.is_fair(lane.queue) else 0
-        return begins, turn, priority, moment
+        return begins, 0, turn, priority, moment
 
     def _next(self) -> int:
         self._sequence += 1
@@ -312,7 +313,7 @@ class Windows:
             is_fair = self._pools.is_fair(row.lane.queue)
             turn = self._pools.turn_of(row.lane.queue, row.lane.tenant) if is_fair else 0
             for index, (order, sequence, entry) in enumerate(heapq.nsmallest(count, known)):
-                found.append(((order[0], turn + (index if is_fair else 0), *order[1:]), sequence, entry))
+                found.append(((order[0], index if is_fair else 0, turn, *order[1:]), sequence, entry))
         return [entry for _, _, entry in heapq.nsmallest(count, found)]
 
     @staticmethod
