@@ -8,8 +8,8 @@ is only valid until `claim_by`. So no run is live without its permit, even if me
 A worker that closes a run in the task's document then gives back the run's permit for concurrency. If that worker dies
 first, another worker reclaims the permit when no permit is free. The lease alone decides which runs are live.
 
-A permit for a start counts from the time of the claim. Until that time is known, the permit counts from `claim_by`, the
-latest possible time of the claim.
+A permit for a start counts from the time at which the handler began. Until that time is known, the permit counts from
+`claim_by`, the latest possible time of the claim.
 
 **The next permit goes to the task of the best rank, whichever worker knows it.** The pool lists the best tasks that
 wait in each worker (`waiting`). A request gets only the permits that no better waiting task of another worker needs. An
@@ -48,9 +48,6 @@ MAX_WAITING = 200
 #: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
 #: missing after this delay will never come.
 _LATEST = timedelta(seconds=15)
-#: Windows are extended by the delay between a claim and the start of its handler. _WAY is this delay as a share of the
-#: window. _MAX_WAY_MS is its maximum, in ms.
-_WAY, _MAX_WAY_MS = 0.02, 100
 #: The time for which the document of an unused pool is kept, in ms.
 _KEPT_MS = 3_600_000
 #: The furthest that a well-formed instant can lie in the future, in ms. No claim writes a later instant, even if the
@@ -117,18 +114,12 @@ class PermitRequest:
     does_wait: bool = True  #: whether the pool is to list the tasks that get no permit
     is_fair: bool = False  #: whether the tenants of the queue take turns
 
-    @property
-    def window_ms(self) -> int:
-        """The window in which starts are counted, in ms. It is extended by the delay until a handler starts."""
-        window_ms = self.limit.window_ms or 0
-        return window_ms + min(_MAX_WAY_MS, int(window_ms * _WAY))
-
     def document(self) -> Document:
         """Return the request in the form that the update reads."""
         return {
             "concurrency": self.limit.concurrency,
             "starts": self.limit.starts,
-            "window_ms": self.window_ms,
+            "window_ms": self.limit.window_ms or 0,
             "wanted": [task.document() for task in self.wanted],
             "most": len(self.wanted) if self.most is None else self.most,
             "waiting": [task.document() for task in self.waiting],
@@ -144,12 +135,13 @@ class PermitGrant:
     task_ids: frozenset[str]
     claim_by: datetime | None  #: the tasks that got a permit must be claimed before this instant
     is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
-    #: Whether free permits are left for tasks of other workers that go before the refused ones.
+    #: Whether tasks wait, perhaps in other workers, that may go before the refused ones.
     has_rivals: bool = False
     #: The times of the starts that use up the permits. A start without a settled time has its latest possible time
     #: here. `starts` is empty if starts do not use up the permits. `window` says how long each start counts.
     starts: Sequence[datetime] = ()
     window: timedelta = timedelta(0)
+    surplus: int = 0  #: the number of starts beyond the limit, if the limit was lowered
     #: The tasks that got no permit because a claim of another worker is under way.
     under_way: frozenset[str] = frozenset()
     #: Whether the pool lists tasks that wait in this worker.
@@ -159,6 +151,11 @@ class PermitGrant:
     turns: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def is_open(self) -> bool:
+        """Whether permits are free, but for others."""
+        return self.has_rivals and not self.is_crowded and not self.starts
+
+    @property
     def is_full(self) -> bool:
         """Whether no more permits can be had now."""
         return self.is_crowded or self.has_rivals or bool(self.starts)
@@ -166,11 +163,10 @@ class PermitGrant:
     def next_time(self, now: datetime) -> datetime | None:
         """Return the time at which another start is permitted.
 
-        Return None if starts do not use up the permits, or if some starts have no settled time yet.
+        Return None if starts do not use up the permits, or if the start that is awaited has no settled time yet.
         """
-        if not self.starts or any(start > now for start in self.starts):
-            return None
-        return min(self.starts) + self.window
+        awaited = sorted(self.starts)[self.surplus : self.surplus + 1]
+        return awaited[0] + self.window if awaited and awaited[0] <= now else None
 
 
 NONE = PermitGrant(frozenset(), None)
@@ -333,8 +329,11 @@ def _take(
         }
     }
     rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
+    # Where tenants take turns, the worker may not know yet whose turn it is: it may even ask for the wrong one of its own.
+    own_rivals = {"$map": {"input": "$_request.waiting", "as": "task", "in": rival}}
+    its = [{"$cond": ["$_request.is_fair", own_rivals, []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
-    rivals = {"$setUnion": [_all_tasks({"$map": {"input": not_mine, "as": "task", "in": rival}})]}
+    rivals = {"$setUnion": [_all_tasks({"$map": {"input": not_mine, "as": "task", "in": rival}}), *its]}
     better = {
         "$size": {
             "$filter": {
@@ -522,9 +521,10 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
         task_ids,
         claim_by,
         is_crowded,
-        is_refused and any(entry["worker_id"] != worker_id and entry["tasks"] for entry in waiting),
+        is_refused and any(entry["tasks"] for entry in waiting),
         starts,
-        timedelta(milliseconds=request.window_ms),
+        timedelta(milliseconds=limit.window_ms or 0),
+        max(0, len(starts) - (limit.starts or 0)),
         frozenset(under_way),
         any(entry["worker_id"] == worker_id for entry in waiting),
         int(document.get("turn", 0)),
@@ -533,26 +533,28 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
 
 
 def settle(
-    taken: Iterable[PermitPool], worker_id: str, token: str, claimed: Mapping[str, datetime], lost: Iterable[str]
+    taken: Iterable[PermitPool],
+    worker_id: str,
+    begun: Mapping[tuple[str, str], datetime],
+    lost: Iterable[tuple[str, str]] = (),
 ) -> Operation[None]:
-    """Store the claim times of the claimed tasks, and give back the permits of the tasks that were not claimed."""
-    ids, given_back = list(claimed), x.literal(list(lost))
-    is_lost = {"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}
+    """Store the times of handlers' starts, and give back the permits of the tasks that were not claimed.
 
-    def kept(entries: x.Expression) -> x.Expression:
-        return {"$filter": {"input": entries, "as": "entry", "cond": {"$not": [is_lost]}}}
-
-    index = {"$indexOfArray": [x.literal(ids), "$$entry.task_id"]}
-    timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal(list(claimed.values())), "$$index"]}}]}
-    is_claimed = {"$and": [{"$eq": ["$$entry.token", token]}, {"$gte": ["$$index", 0]}]}
+    Both name a permit by its task and its token.
+    """
+    names, gone = [_name_of(*run) for run in begun], [_name_of(*run) for run in lost]
+    index = {"$indexOfArray": [x.literal(names), _NAME]}
+    timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal(list(begun.values())), "$$index"]}}]}
     starts = {
         "$map": {
-            "input": kept(_STARTS),
+            "input": _without(_STARTS, gone),
             "as": "entry",
-            "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [is_claimed, timed, "$$entry"]}}},
+            "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [{"$gte": ["$$index", 0]}, timed, "$$entry"]}}},
         }
     }
-    yield _returning([pool.id for pool in taken], worker_id, {"starts": starts, "running": kept(_RUNNING)})
+    yield _returning(
+        sorted(pool.id for pool in taken), worker_id, {"starts": starts, "running": _without(_RUNNING, gone)}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,6 +592,10 @@ def _returning(pool_ids: Sequence[str], worker_id: str, change: Mapping[str, x.E
     return places("update_many", {"_id": {"$in": list(pool_ids)}}, pipeline)
 
 
+#: What names an entry: see `_name_of`.
+_NAME = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
+
+
 def _name_of(task_id: str, token: str) -> str:
     return f"{token} {task_id}"
 
@@ -598,8 +604,7 @@ def _without(running: x.Expression, names: Sequence[str]) -> x.Expression:
     """Return the entries without those of these runs, each named by its token and its task."""
     if not names:
         return running
-    name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
-    return {"$filter": {"input": running, "as": "entry", "cond": {"$not": [{"$in": [name, x.literal(list(names))]}]}}}
+    return {"$filter": {"input": running, "as": "entry", "cond": {"$not": [{"$in": [_NAME, x.literal(list(names))]}]}}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -26,6 +26,8 @@ from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
 from mtask.worker.admission.windows import Windows
 from mtask.worker.log import fields, logger
+from mtask.worker.state.clock import seconds_of
+from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
@@ -43,6 +45,8 @@ _MAX_POOLS = 200
 _POLL = 2.0
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
 _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
+#: The number of requests in a row that may follow each other at once where tenants take turns.
+_AT_ONCE = 2
 #: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
 _ANSWER = 0.25
 #: The least time between two scans for more waiting tasks, in seconds, if the first scan was useful, and if it was not.
@@ -100,6 +104,11 @@ class Limits:
         self.windows = Windows(self.pools)
         self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
         self._to_give_back: list[HeldPermit] = []
+        #: The pools that count the start of a run, and what to add to a monotonic time for the server's time. The key
+        #: is the task and the token.
+        self._timed: dict[tuple[str, str], tuple[Sequence[PermitPool], float]] = {}
+        #: The starts that are to be stored, each with its pools and its time, in seconds of the server's clock.
+        self._begun: list[tuple[tuple[str, str], Sequence[PermitPool], float]] = []
         self._giving = asyncio.Event()
         self._wake = asyncio.Event()
         self.windows.on_closed = self._wake.set
@@ -186,7 +195,7 @@ class Limits:
                     self._take_answer(request, answer)
         except DatabaseError:
             lost = Admitted([], token, {}, granted, frozenset(timed), [], None, frozenset())
-            await self.settle(lost, {}, [*granted])
+            await self.settle(lost, [*granted])
             raise
         incomplete = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset(_lane_of(task) for task in wanted.values())
@@ -195,7 +204,7 @@ class Limits:
             list(wanted), token, held, granted, frozenset(timed), incomplete, claim_by, of, refused, under_way
         )
         if incomplete and not wanted:
-            await self.settle(admitted, {}, ())
+            await self.settle(admitted, ())
         return admitted
 
     def _requests(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
@@ -262,6 +271,10 @@ class Limits:
         now = monotonic()
         state.budget = 0
         state.refusals = 0 if answer.task_ids else state.refusals + 1
+        if request.is_fair and answer.is_open and state.refusals <= _AT_ONCE:
+            state.retry_at = now  # by now it is known whose turn it is
+            self._wake.set()
+            return
         next_time = answer.next_time(self._clock.now())
         if next_time is not None:
             state.retry_at = max(self._clock.monotonic_of(next_time), now)
@@ -281,23 +294,23 @@ class Limits:
         for task_id in task_ids:
             if task_id in admitted.held:
                 self._held[admitted.token, task_id] = admitted.held[task_id]
+            pools = [pool for pool in admitted.granted.get(task_id, ()) if pool in admitted.timed]
+            if pools:
+                self._timed[task_id, admitted.token] = (pools, 0.0)
 
-    async def settle(self, admitted: Admitted, claimed: Mapping[str, datetime], lost: Sequence[str]) -> None:
-        """Store the claim times of the claimed tasks, and give back the permits of the lost tasks.
+    async def settle(self, admitted: Admitted, lost: Sequence[str]) -> None:
+        """Give back the permits of the lost tasks.
 
         If a task is neither claimed nor lost, the result of its claim is unknown, and the task keeps its permits. If
         the write fails, the permits are reclaimed later: a search finds that their runs do not exist.
         """
         gone = [*lost, *admitted.incomplete]
         pools = {pool for task_id in gone for pool in admitted.granted.get(task_id, ())}
-        if claimed:
-            pools |= admitted.timed
         if not pools:
             return
+        runs = [(task_id, admitted.token) for task_id in gone]
         try:
-            await self._store.run(
-                permits.settle(sorted(pools, key=str), self._worker_id, admitted.token, claimed, gone)
-            )
+            await self._store.run(permits.settle(pools, self._worker_id, {}, runs))
         except DatabaseError as error:
             logger.warning(
                 "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=str(error))
@@ -311,18 +324,52 @@ class Limits:
 
         `is_closed`: the run is closed, or its task was removed.
         """
-        if not self._held:
+        if not (self._held or self._timed):
             return
+        self._begin((task_id, permits.token_of(run_id)))  # a run that ends before its handler begins counts, too
         held = self._held.pop((permits.token_of(run_id), task_id), None)
         if held and is_closed:
             self._to_give_back += held
             self._giving.set()
 
+    def begin_of(self, run: HeldRun, claim_time: datetime, sent: float) -> Callable[[], object] | None:
+        """Return the function to call when the handler of this run begins, in any thread. None: no start is counted.
+
+        `claim_time`: the server's time of the claim. `sent`: the time at which the claim was sent (monotonic seconds).
+        """
+        name = (run.task_id, permits.token_of(run.run_id))
+        pools = self._timed.get(name)
+        if pools is None:
+            return None
+        # The server made the claim after it was sent. So no start is counted for earlier than it was.
+        self._timed[name] = (pools[0], seconds_of(claim_time) - sent)
+        loop = asyncio.get_running_loop()
+        return lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())
+
+    def _begin(self, name: tuple[str, str], when: float | None = None) -> None:
+        """Have the start of a handler stored, unless it was stored before."""
+        timed = self._timed.pop(name, None)
+        if timed is not None:
+            pools, offset = timed
+            self._begun.append((name, pools, offset + (monotonic() if when is None else when)))
+            self._giving.set()
+
+    async def _store_begun(self) -> None:
+        begun, self._begun = self._begun, []
+        pools = {pool for _, pools, _ in begun for pool in pools}
+        times = {name: self._clock.instant_of(seconds) for name, _, seconds in begun}
+        try:
+            await self._store.run(permits.settle(pools, self._worker_id, times))
+        except DatabaseError as error:
+            logger.warning("starts not stored: they count for longer", extra=fields(reason=str(error)))
+
     async def run_giving_back(self) -> None:
         """Give back the permits of closed runs. After `stop`, give back the remaining permits and end."""
-        while not self._is_stopping or self._to_give_back:
+        while not self._is_stopping or self._to_give_back or self._begun:
             await self._giving.wait()
             self._giving.clear()
+            if self._begun:
+                await self._store_begun()
             held, self._to_give_back = self._to_give_back, []
             if not held:
                 continue

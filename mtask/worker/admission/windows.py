@@ -19,7 +19,7 @@ from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.pools import KEPT, Lane, Pools
 from mtask.worker.state.queue import Entry, Order
 
-#: The order: interrupted tasks first; then, in a fair queue, the place among the tasks of the tenant, and its last turn;
+#: The order: interrupted tasks first; then, in a fair queue, the place among the tenant's tasks, and its last turn;
 #: then the priority and the time.
 _Key = tuple[bool, int, int, int, float]
 #: A bound behind all tasks: the window holds all that wait.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 from mtask.model import rules
-from mtask.model.documents import StoredTask, runs_in
+from mtask.model.documents import StoredTask
 from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
 from mtask.store.tasks.claimed import claimed_task, facts_of, simple_facts
@@ -76,6 +75,8 @@ class Adoption:
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
                 run.sealer = self._keys.sealer
+                if attempt.admitted is not None:
+                    run.on_begin = self._limits.begin_of(run, own.claim_time, attempt.sent)
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
@@ -129,6 +130,9 @@ class Adoption:
             facts, due = found
             run = HeldRun(facts, document, self._handlers[facts.name], attempt.sent)
             self._meter.claimed(facts, due)
+            if attempt.admitted is not None:
+                claim_time = document["task_state"]["worker_states"][-1]["claim_time"]
+                run.on_begin = self._limits.begin_of(run, claim_time, attempt.sent)
             if run.is_lease_valid:
                 held.append(run)
             else:
@@ -162,20 +166,8 @@ class Adoption:
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start runs that a claim has won. The claim's reply was lost, and a later read has found these runs."""
         await self.adopt(documents, attempt)
-        if attempt.admitted is not None:
-            await self._limits.settle(attempt.admitted, claim_times(documents, attempt.token), ())
 
     async def give_up(self, task_ids: Sequence[str], attempt: Attempt) -> None:
         """Give back the permits of tasks that the claim did not win."""
         if attempt.admitted is not None and task_ids:
-            await self._limits.settle(attempt.admitted, {}, task_ids)
-
-
-def claim_times(documents: Iterable[dict[str, Any]], token: str) -> dict[str, datetime]:
-    """Return the claim time of each task that the claim with this token has won."""
-    return {
-        document["_id"]: run["claim_time"]
-        for document in documents
-        for run in runs_in(document)
-        if str(run.get("run_id")).startswith(f"{token}-")
-    }
+            await self._limits.settle(attempt.admitted, task_ids)

@@ -18,7 +18,7 @@ from mtask.store.queues import permits
 from mtask.store.tasks import claims, sessions
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import Admitted
-from mtask.worker.claiming.adoption import Adoption, claim_times
+from mtask.worker.claiming.adoption import Adoption
 from mtask.worker.claiming.attempt import Attempt
 from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
@@ -254,7 +254,7 @@ class Sender:
                 return self.claim_apart(left, admitted, is_rescue=is_rescue)
             await self._quarantine.examine(left, error)
             if admitted is not None:
-                await self._limits.settle(admitted, {}, left)
+                await self._limits.settle(admitted, left)
         else:
             took = monotonic() - attempt.sent
             won = {document["_id"] for document in documents}
@@ -267,7 +267,7 @@ class Sender:
             self._admission.lost(lost, won)
             self._scope.signals.tasks_doubtful.send(lost)
             if admitted is not None:
-                await self._limits.settle(admitted, claim_times(documents, token), lost)
+                await self._limits.settle(admitted, lost)
             if closed:
                 await count_lapses(self._scope, lost, sum(closed))
         return ()

@@ -139,6 +139,9 @@ class Child:
         run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
         run.on_end = _ended
         follow(run, message["trace"])
+        if message["tells_begin"]:
+            loop, begun = run.loop, {"kind": "begun", "run_id": run.run_id}
+            run.on_begin = lambda: loop.call_soon_threadsafe(self._channel.send, begun)
         self._run = run
         self._watch(run)
         if self._lines is not None:

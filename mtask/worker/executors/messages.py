@@ -33,6 +33,7 @@ def run_message(run: HeldRun) -> Message:
         "task": task,
         "params": run.task.params,
         "until": run.trusted_until,
+        "tells_begin": run.on_begin is not None,
         "trace": trace_message(run),
     }
 

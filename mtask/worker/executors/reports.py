@@ -70,6 +70,9 @@ class Reports:
             case "progress":
                 run.report(message["progress"])
                 self._pinger.expedite(run)
+            case "begun":
+                if run.on_begin is not None:
+                    run.on_begin()
             case "log":
                 self._keep(run, message)
             case "pause":

@@ -134,10 +134,25 @@ class Caller:
             if handler.context_parameter is not None:
                 arguments[handler.context_parameter] = context
             if handler.is_async:
+                if run.on_begin is not None:
+                    run.on_begin()
                 called.returned = await handler.function(**arguments)
             else:
-                called.thread = self._threads.start(partial(handler.function, **arguments))
+                function = partial(handler.function, **arguments)
+                called.thread = self._threads.start(
+                    function if run.on_begin is None else _begun(run.on_begin, function)
+                )
                 await called.thread.future
                 called.returned, called.raised = called.thread.take()
         except BaseException as error:  # a SystemExit that a handler raises must not end the worker
             called.raised = error
+
+
+def _begun(on_begin: Callable[[], None], function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that tells that it begins."""
+
+    def begin() -> Any:
+        on_begin()
+        return function()
+
+    return begin
