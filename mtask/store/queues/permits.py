@@ -329,7 +329,7 @@ def _take(
         }
     }
     rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
-    # Where tenants take turns, the worker may not know yet whose turn it is: it may even ask for the wrong one of its own.
+    # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
     own_rivals = {"$map": {"input": "$_request.waiting", "as": "task", "in": rival}}
     its = [{"$cond": ["$_request.is_fair", own_rivals, []]}] if is_fair else []
     # A set, because several workers may wait for the same task.

@@ -138,17 +138,17 @@ class Caller:
                     run.on_begin()
                 called.returned = await handler.function(**arguments)
             else:
-                function = partial(handler.function, **arguments)
-                called.thread = self._threads.start(
-                    function if run.on_begin is None else _begun(run.on_begin, function)
-                )
+                function: Callable[[], Any] = partial(handler.function, **arguments)
+                if run.on_begin is not None:
+                    function = _begun(run.on_begin, function)
+                called.thread = self._threads.start(function)
                 await called.thread.future
                 called.returned, called.raised = called.thread.take()
         except BaseException as error:  # a SystemExit that a handler raises must not end the worker
             called.raised = error
 
 
-def _begun(on_begin: Callable[[], None], function: Callable[[], Any]) -> Callable[[], Any]:
+def _begun(on_begin: Callable[[], object], function: Callable[[], Any]) -> Callable[[], Any]:
     """Return a function that tells that it begins."""
 
     def begin() -> Any:
