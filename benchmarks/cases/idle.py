@@ -1,28 +1,42 @@
-"""idle: many idle workers, one task at a time: claim attempts, latency, and the cost of waiting."""
+"""idle: many idle workers, one task at a time: claim attempts, latency, and the cost of waiting.
+
+Also the cost of waiting for one worker of many task names in a large fleet, whose workers stay, or come and go.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.cases.latency import latency_figures, samples
 from benchmarks.measuring.arrivals import Arrivals, through_chain, through_workers
 from benchmarks.measuring.counters import cpu_of
 from benchmarks.measuring.fleet import Fleet
+from benchmarks.measuring.many_names import NAMES
+from benchmarks.measuring.registered import RegisteredWorkers
 from benchmarks.measuring.server import Server, wait_quiet
 from benchmarks.options import Options
 from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, figure, turns
-from mtask.store.streams.traffic import SOME_LASTS
+from mtask.store.streams.traffic import SOME_LASTS, Density
+from mtask.store.streams.wakeups import MAX_AWAIT_MS
+from mtask.worker.discovery.hearing import WIDE_FOR
 
 TASKS = 40
 RATE = 4.0
 WORKERS = 20
 #: After this many seconds the slowest worker has tried to claim the task, too.
 _LATE = 0.5
+#: The number of peers of a worker of many names, and the seconds between two of them that come or go.
+PEERS, _BETWEEN = 200, 0.25
+#: A stream tells of less only after its next answer, which comes after this many seconds without an event.
+_LONGEST_AWAIT = MAX_AWAIT_MS[Density.STILL] / 1_000
+_MANY_NAMES_APP = "benchmarks.measuring.many_names:app"
 _PER_TASK = Target.at_most(3.0, "value")
 _TO_ONE = Target.at_most(1.5)
 _COMMANDS = Target.at_most(1.0, "value", "/s")
 _CPU = Target.at_most(1.0, "value", "%")
+_CPU_AMID_CHANGES = Target.at_most(5.0, "value", "%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,10 @@ class Rest:
 
 
 def measure(server: Server, options: Options) -> Result:
-    """Observe idle workers; then publish to all of them and to the raw chain, in turn; at last to one worker alone."""
+    """Observe idle workers; then publish to all of them and to the raw chain, in turn; then to one worker alone.
+
+    At last, observe one worker of many names beside many peers.
+    """
     workers = WORKERS if options.workers is None else options.workers
     count, rate = options.tasks_or(TASKS), options.rate_or(RATE)
     found: dict[str, list[Arrivals]] = {RAW: [], MTASK: []}
@@ -64,6 +81,8 @@ def measure(server: Server, options: Options) -> Result:
     if workers > 1:
         alone = _alone(server, options.runs, count, rate)
         to_one = latency_figures("latency beside one worker's", found[MTASK], alone, _TO_ONE, against_name="1 worker")
+    still, changing = _beside_peers(server, options)
+    of_many = f"one of {len(NAMES)} names, {PEERS} peers"
     return Result(
         "idle",
         f"{workers} idle workers, {rate:g} tasks a second: one at a time",
@@ -74,12 +93,18 @@ def measure(server: Server, options: Options) -> Result:
             figure("an idle worker: commands a second", "/s", [rest.commands for rest in rests], _COMMANDS),
             figure("an idle worker: CPU, of one core", "%", [rest.cpu for rest in rests], _CPU),
             figure("an idle worker: CPU of the server, of one core", "%", [rest.server_cpu for rest in rests]),
+            figure(f"{of_many}: commands a second", "/s", [rest.commands for rest in still], _COMMANDS),
+            figure(f"{of_many}: CPU, of one core", "%", [rest.cpu for rest in still], _CPU),
+            figure(
+                f"{of_many} that come and go: CPU, of one core", "%", [rest.cpu for rest in changing], _CPU_AMID_CHANGES
+            ),
         ],
         {"workers": workers, "tasks": count, "rate": rate, "window_s": options.window, "runs": options.runs},
         samples=samples(found),
         notes=[
             "Raw is one bare change stream and find_one_and_update, while the same workers are idle beside it.",
             "Commands are all that the server took, hellos included: use a server that has nothing else to do.",
+            f"The {PEERS} peers are only on record, with the same names. One comes or goes each {_BETWEEN:g} s.",
             *(["1 worker is measured at the same rate after the others have ended."] if to_one else []),
         ],
     )
@@ -96,10 +121,24 @@ def _alone(server: Server, runs: int, count: int, rate: float) -> list[Arrivals]
     return found
 
 
-def _rest(server: Server, fleet: Fleet, seconds: float) -> Rest:
+def _beside_peers(server: Server, options: Options) -> tuple[list[Rest], list[Rest]]:
+    """Observe an idle worker of many names beside many peers: first they stay, then they come and go."""
+    still, changing = [], []
+    with server.scratch() as scratch:
+        peers = RegisteredWorkers(server, scratch, PEERS, NAMES)
+        with Fleet(server, scratch, app=_MANY_NAMES_APP) as fleet:
+            for run in range(options.runs):
+                server.say(f"idle: run {run + 1} of {options.runs}, {PEERS} peers")
+                time.sleep(WIDE_FOR + _LONGEST_AWAIT + _LATE)  # until then the worker hears of all new tasks
+                still.append(_rest(server, fleet, options.window))
+                changing.append(_rest(server, fleet, options.window, lambda seconds: peers.change(seconds, _BETWEEN)))
+    return still, changing
+
+
+def _rest(server: Server, fleet: Fleet, seconds: float, wait: Callable[[float], None] = time.sleep) -> Rest:
     with server.metered() as meter:
         before = cpu_of(fleet.pids)
-        time.sleep(seconds)
+        wait(seconds)
         client = cpu_of(fleet.pids) - before
     fleet.check()
     cost = meter.cost(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,6 +24,13 @@ from mtask.store.statements import expressions as x
 Document = dict[str, Any]
 _RACES = 5
 _STOPPED = WorkerStatus.STOPPED.value
+#: A batch for all workers: the usual one has 101 documents, and each further one is a command.
+_ALL_AT_ONCE = 10_000
+_LIVE: dict[str, Any] = {
+    "status": {"$ne": _STOPPED},
+    "heartbeat_expire_time": {"$type": "date"},
+    "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +195,47 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
     return document
 
 
-def live(queues: Sequence[str] | None = None) -> Operation[list[Document]]:
-    """Return the live workers, each with the server's time as `now`.
-
-    With `queues`, return only the workers of these queues.
-    """
-    matched: dict[str, Any] = {
-        "status": {"$ne": _STOPPED},
-        "heartbeat_expire_time": {"$type": "date"},
-        "$expr": {"$gt": ["$heartbeat_expire_time", x.NOW]},
-    }
-    if queues is not None:
-        matched["queues"] = {"$in": list(queues)}
-    found: list[Document] = yield workers(
-        "rows", [{"$match": matched}, {"$sort": {"_id": 1}}, {"$set": {"now": x.NOW}}]
-    )
+def live() -> Operation[list[Document]]:
+    """Return the live workers, each with the server's time as `now`."""
+    found: list[Document] = yield workers("rows", [{"$match": _LIVE}, {"$sort": {"_id": 1}}, {"$set": {"now": x.NOW}}])
     return found
+
+
+def peers(worker_id: str, queues: Sequence[str], former: Iterable[Document] = ()) -> Operation[list[Document]]:
+    """Return what this worker must know of the live workers of its queues, with the server's time as `now`.
+
+    What a worker serves does not change while it is registered, and it may be many names. So `former` is what this
+    operation has returned before, and names and queues are read only for registrations that are not among these. They
+    are missing for this worker itself, and for one that has gone meanwhile.
+    """
+    light = dict.fromkeys(("incarnation", "status", "concurrency", "appeal_cnt"), 1)
+    matched = {**_LIVE, "queues": {"$in": list(queues)}}
+    found = yield workers("rows", [{"$match": matched}, {"$project": {**light, "now": x.NOW}}], batchSize=_ALL_AT_ONCE)
+    served = {_registration_of(worker): _served_by(worker) for worker in former if "names" in worker}
+    ids = [worker["_id"] for worker in found if _registration_of(worker) not in served and worker["_id"] != worker_id]
+    if ids:
+        shared = {given["names"]: given["names"] for given in served.values()}
+        view = dict.fromkeys(("incarnation", "names", "queues"), 1)
+        for worker in (yield workers("find", {"_id": {"$in": ids}}, view, batch_size=_ALL_AT_ONCE)):
+            given = served[_registration_of(worker)] = _served_by(worker)
+            given["names"] = shared.setdefault(given["names"], given["names"])  # workers of one app share one tuple
+    return [{**worker, **served.get(_registration_of(worker), {})} for worker in found]
+
+
+def _served_by(worker: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {field: texts(worker.get(field)) for field in ("names", "queues")}
+
+
+def _registration_of(worker: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what tells a registration from all others. The document may be malformed."""
+    return str(worker["_id"]), str(worker.get("incarnation"))
+
+
+def texts(found: Any) -> tuple[str, ...]:
+    """Return the texts of a list in a worker's document, which may be malformed. A tuple has been read before."""
+    if isinstance(found, tuple):
+        return found
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def every() -> Operation[list[Document]]:

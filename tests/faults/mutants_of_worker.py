@@ -50,6 +50,8 @@ _HEARING = "tests/integration/worker/discovery/test_hearing.py"
 _WAKEUP_TESTS = "tests/integration/store/streams/test_wakeups.py"
 _WAKEUPS = "mtask/store/streams/wakeups.py"
 _CONCERNS = "mtask/store/streams/concerns.py"
+_ROSTER = "mtask/worker/discovery/roster.py"
+_ROSTER_TESTS = "tests/integration/worker/discovery/test_roster.py"
 _HEARING_CODE = "mtask/worker/discovery/hearing.py"
 _OVERFLOW = "mtask/worker/claiming/overflow.py"
 _LOOKS = "mtask/worker/discovery/looks.py"
@@ -213,6 +215,27 @@ WORKER_MUTATIONS = (
         (Edit(_STREAM, "            self._hearing.widen()\n            self._scans.ask_peers()",
               "            self._scans.ask_peers()"),),
         (f"{_HEARING}::test_changes_of_the_fleet_and_of_controls_make_it_hear_of_all",),
+    ),
+    Mutation(
+        "last-change-of-the-fleet-forgotten",
+        "Workers that come soon after others are unknown until the next regular read.",
+        (Edit(_ROSTER, "return self._next if self._is_asked else inf",
+              "return 0.0 if self._is_asked and monotonic() >= self._next else inf"),),
+        (f"{_ROSTER_TESTS}::test_first_change_is_read_at_once_and_those_of_the_next_second_together",),
+    ),
+    Mutation(
+        "change-amid-a-read-forgotten",
+        "A worker that comes while the others are read is unknown until the next regular read.",
+        (Edit(_ROSTER, "            return await self._ranks.take(self._live)\n",
+              "            self._is_asked = False\n            return await self._ranks.take(self._live)\n"),),
+        (f"{_ROSTER_TESTS}::test_change_amid_a_read_is_read_later",),
+    ),
+    Mutation(
+        "names-of-a-former-registration",
+        "A worker that starts again with other handlers is taken to serve what it served before.",
+        (Edit("mtask/store/workers.py", '["_id"]), str(worker.get("incarnation"))', '["_id"]), ""'),),
+        ("tests/integration/store/test_peers.py::"
+         "test_what_a_worker_serves_is_read_again_when_it_has_registered_again",),
     ),
     Mutation(
         "stopping-unheard",

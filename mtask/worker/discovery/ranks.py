@@ -30,16 +30,19 @@ class Ranks:
         #: The shares of new tasks of which this worker must hear; None: of all tasks, as it is not one of a fleet.
         self.heard: Shares | None = None
 
-    async def take(self, live: Sequence[Mapping[str, Any]]) -> None:
-        """Compute the ranks again for these live workers."""
+    async def take(self, live: Sequence[Mapping[str, Any]]) -> bool:
+        """Compute the ranks again for these live workers; return False if nothing that matters has changed."""
+        self._ledger.has_peers = any(worker["_id"] != self._worker_id for worker in live)
+        if not self._peers.is_news(live):
+            return False
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
         await asyncio.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
-        self._ledger.has_peers = any(worker["_id"] != self._worker_id for worker in live)
         self.version += 1
         shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []
         self.heard = shares if any("0" in buckets for _, buckets in shares) else None
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
+        return True
 
     def rank(self, task_id: str, name: str) -> int:
         """Return this worker's rank: the number of live workers that should try the task before this worker."""

@@ -11,7 +11,6 @@ from time import monotonic
 
 from mtask.errors import MtaskError, OperationFailed
 from mtask.model.rules import HORIZON
-from mtask.store import workers
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.batches import MAX_ALL_PAUSE, Batches
@@ -20,6 +19,7 @@ from mtask.worker.discovery.janitors.flows import FlowJanitor
 from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.ranks import Ranks
+from mtask.worker.discovery.roster import Roster
 from mtask.worker.log import fields, logger
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
@@ -60,6 +60,7 @@ class Scans:
         self._batches = batches
         self._lookups = lookups
         self._ranks = ranks
+        self._roster = Roster(scope, ranks)
         self._janitor = janitor
         self._flow_janitor = flow_janitor
         self._callback_janitor = callback_janitor
@@ -67,7 +68,6 @@ class Scans:
         #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
         #: scan is under way: then another full scan follows.
         self._full_asked, self._full_done = 1, 0
-        self._are_peers_due = True
         self._is_setup_due = False
         self._is_refill = False
         #: Whether a scan is under way, and whether a refill was asked for meanwhile. The scan may bring enough.
@@ -97,11 +97,12 @@ class Scans:
         """Make a full scan soon: for all waiting tasks, not only for tasks of this worker's share."""
         self._full_asked += 1
         self._batches.begin_beside_anew()
-        self.ask_peers()  # workers may have come or gone while no stream was open
+        self._roster.ask_now()  # workers may have come or gone while no stream was open
+        self._wake.set()
 
     def ask_peers(self) -> None:
-        """Read the live workers again and scan soon. Call this when workers have come or gone."""
-        self._are_peers_due = True
+        """Read the live workers again soon. Call this when workers have come or gone."""
+        self._roster.ask()
         self._wake.set()
 
     def ask_setup(self) -> None:
@@ -152,12 +153,18 @@ class Scans:
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         next_regular = 0.0
         regular_cnt = 0
+        has_failed = False
         while not self._is_stopping:
             try:
                 asked = self._full_asked
                 is_regular, is_full = monotonic() >= next_regular, self._is_full_due
                 self._is_refill &= not (is_regular or is_full)
-                await self._scan(is_full=is_full)
+                if is_regular or is_full or self._is_refill or self._is_setup_due or has_failed:
+                    await self._scan(is_full=is_full)
+                else:
+                    # Workers have come or gone. The stream tells of new tasks, so a scan would bring none.
+                    self._wake.clear()
+                    await self._read_peers()
                 if is_regular or is_full:
                     if self._queue.has_more or self._queue.has_more_isolated or self._lookups.forgot_leases():
                         await self._batches.scan_within(HORIZON, begun_only=True)
@@ -169,8 +176,10 @@ class Scans:
                     await self._upkeep(regular_cnt - 1, is_full=is_full)
                     self._full_done = asked
                 pauses.reset()
+                has_failed = False
                 self.is_ready.set()
             except Exception as error:
+                has_failed = True
                 if isinstance(error, MtaskError):
                     logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
                 else:
@@ -181,7 +190,7 @@ class Scans:
                 self._wake.clear()
                 await wake_or_wait(self._wake, pauses.next())
                 continue
-            await wake_or_wait(self._wake, max(0.0, next_regular - monotonic()))
+            await wake_or_wait(self._wake, max(0.0, min(next_regular, self._roster.due_at) - monotonic()))
 
     @property
     def _is_full_due(self) -> bool:
@@ -207,8 +216,7 @@ class Scans:
             await self._store.run(setup.ensure())
             self._is_setup_due = False
             self._scope.signals.collections_made.send()
-        if self._are_peers_due:
-            await self._refresh_peers()
+        await self._read_peers()
         if is_refill and self._batches.is_low_in_isolated:
             await self._batches.scan_isolated()
         was_cut = is_refill and await self._batches.scan_share()
@@ -259,7 +267,7 @@ class Scans:
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:
-            self._are_peers_due = True
+            self._roster.ask_now()
         await self._lookups.check_held([run.task_id for run in self._scope.ledger.runs])
 
     async def _full_upkeep(self) -> None:
@@ -271,11 +279,6 @@ class Scans:
         await self._flow_janitor.look_for_flows()
         await self._callback_janitor.look_for_callbacks()
 
-    async def _refresh_peers(self) -> None:
-        self._are_peers_due = False
-        sent = monotonic()
-        live = await self._store.run(workers.live(list(self._scope.queues)))
-        if live:  # each document holds the server's time, so an idle worker learns this time, too
-            self._scope.clock.observe(live[0]["now"], sent, monotonic())
-        await self._ranks.take(live)
-        self._batches.begin_share_anew()
+    async def _read_peers(self) -> None:
+        if await self._roster.read_if_due():
+            self._batches.begin_share_anew()

@@ -11,6 +11,7 @@ from itertools import chain, compress
 from typing import Any
 
 from mtask.model.buckets import BUCKET_CNT, bucket_of
+from mtask.store.workers import texts
 
 #: The smallest number that `Peers.last` returns if there are other workers. A worker with this rank waits longest, even
 #: if there are few workers: see `mtask.worker.state.queue.MAX_STAGGER`.
@@ -27,6 +28,10 @@ _MAX_INDEX = 2**_INDEX_BITS - 1
 #: The largest rank: a rank is stored in one byte.
 _LAST = 255
 
+#: The ids of the workers that serve the same names. The key: these names, and whether the workers serve them in the
+#: queues of this worker.
+_Services = dict[tuple[tuple[str, ...], bool], list[str]]
+
 
 class Peers:
     """The live workers, by the task names that they serve.
@@ -38,6 +43,7 @@ class Peers:
         """`queues`: the queues that this worker serves; None: all workers serve the same queues."""
         self._worker_id = worker_id
         self._queues = None if queues is None else set(queues)
+        self._services: _Services = {}
         self._others: dict[str, tuple[str, ...]] = {}
         #: The task names that another worker serves in other queues than this worker does. The buckets of these names
         #: cannot be divided evenly.
@@ -49,43 +55,42 @@ class Peers:
         #: Whether all live workers appeal if they have no room. Older versions do not.
         self.do_all_appeal = True
 
+    def is_news(self, workers: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether these documents of the live workers differ from the last ones in anything that matters here."""
+        return self._services != self._services_of(workers) or self.do_all_appeal != _do_all_appeal(workers)
+
     def prepare(self, workers: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
         """Compute the ranks that `update` will need for these workers.
 
         Any thread may call this. The computation takes long if there are many workers.
         """
-        others, _ = self._serving(workers)
+        others = _others_in(self._services_of(workers))
         for ids in {others[name] for name in names if name in others}:
             if ids not in self._ranks:
                 self._ranks[ids] = self._ranks_of(ids)
 
-    def update(self, workers: Iterable[Mapping[str, Any]]) -> None:
+    def update(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Use these documents of the live workers from now on. Workers that stop or have concurrency 0 do not count."""
-        workers = list(workers)
-        self._others, self._unshared = self._serving(workers)
-        self.do_all_appeal = all(isinstance(worker.get("appeal_cnt"), int) for worker in workers)
-        self._ranks = {ids: self._ranks[ids] for ids in self._others.values() if ids in self._ranks}
-        live = {self._worker_id}.union(*self._others.values())
+        self._services = self._services_of(workers)
+        self._others = _others_in(self._services)
+        self._unshared = {name for names, is_shared in self._services if not is_shared for name in names}
+        self.do_all_appeal = _do_all_appeal(workers)
+        self._ranks = {ids: self._ranks[ids] for ids in set(self._others.values()) if ids in self._ranks}
+        live = {self._worker_id}.union(*self._services.values())
         self._digests = {worker: digest for worker, digest in self._digests.items() if worker in live}
 
-    def _serving(self, workers: Iterable[Mapping[str, Any]]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-        """Return the other workers that serve each name, and a set of names.
-
-        The set holds the names that another worker serves in other queues than this worker does.
-        """
-        others: dict[str, set[str]] = {}
-        unshared: set[str] = set()
+    def _services_of(self, workers: Iterable[Mapping[str, Any]]) -> _Services:
+        # Most workers of a fleet serve the same names, and these may be hundreds. So the names are looked at once for
+        # all of these workers, and not once for each.
+        services: _Services = {}
         for worker in workers:
             if worker["_id"] == self._worker_id or not worker.get("concurrency"):
                 continue
             if worker.get("status") == "stopping":
                 continue
-            names = worker.get("names")
-            for name in names if isinstance(names, list) else ():
-                others.setdefault(str(name), set()).add(str(worker["_id"]))
-                if self._queues is not None and not _are(worker.get("queues"), self._queues):
-                    unshared.add(str(name))
-        return {name: tuple(sorted(ids)) for name, ids in others.items()}, unshared
+            is_shared = self._queues is None or set(texts(worker.get("queues"))) == self._queues
+            services.setdefault((texts(worker.get("names")), is_shared), []).append(str(worker["_id"]))
+        return {service: sorted(ids) for service, ids in services.items()}
 
     def rank(self, task_id: str, name: str) -> int:
         """Return this worker's rank for a task.
@@ -144,8 +149,21 @@ class Peers:
         return _ranks(self._worker_id, others, digests)
 
 
-def _are(found: Any, queues: set[str]) -> bool:
-    return isinstance(found, list) and {str(queue) for queue in found} == queues
+def _others_in(services: _Services) -> dict[str, tuple[str, ...]]:
+    """Return the workers that serve each name. Names that the same workers serve share one tuple."""
+    serving: dict[str, list[int]] = {}
+    for index, (names, _) in enumerate(services):
+        for name in set(names):
+            serving.setdefault(name, []).append(index)
+    fleets = list(services.values())
+    merged: dict[tuple[int, ...], tuple[str, ...]] = {}
+    for indexes in set(map(tuple, serving.values())):
+        merged[indexes] = tuple(sorted({*chain.from_iterable(fleets[index] for index in indexes)}))
+    return {name: merged[tuple(indexes)] for name, indexes in serving.items()}
+
+
+def _do_all_appeal(workers: Iterable[Mapping[str, Any]]) -> bool:
+    return all(isinstance(worker.get("appeal_cnt"), int) for worker in workers)
 
 
 def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) -> bytes:

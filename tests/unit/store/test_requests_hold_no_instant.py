@@ -58,6 +58,7 @@ _REQUESTS: dict[str, Operation[Any]] = {
     "register": workers.register(_ME),
     "heartbeat": workers.heartbeat(_ME, workers.Heartbeat(WorkerStatus.RUNNING, 0, 1, [])),
     "live workers": workers.live(),
+    "peers": workers.peers("me", ["default"]),
     "take of a permit": permits.take([PermitRequest(PermitPool("default"), _LIMIT, [Wanted("task:k")])], "w", "token"),
     "take of permits": permits.take(
         [PermitRequest(PermitPool("default", key), _LIMIT, [Wanted("task:k")]) for key in "ab"], "w", "token"

@@ -90,6 +90,16 @@ async def wide(heard: Heard) -> None:
     await until(lambda: heard.shares is None, message="it hears of all")
 
 
+def stay(bench: Bench) -> None:
+    """Have the worker keep its ranks, whoever comes and goes."""
+    ranks: Any = bench.worker.parts.ranks
+
+    async def keep(live: object) -> bool:
+        return False
+
+    ranks.take = keep
+
+
 def appeals_of(bench: Bench) -> int:
     found: dict[str, Any] = bench.registry.find_one({"_id": "w1"}) or {}
     count: int = found["appeal_cnt"]
@@ -184,6 +194,7 @@ def test_limit_makes_it_hear_of_all(
 
     async def scenario() -> None:
         async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
+            stay(bench)
             for other in OTHERS:  # nobody would confirm the limit for them
                 await asyncio.to_thread(store.database["workers"].delete_one, {"_id": other})
                 await asyncio.to_thread(register, store, other, ["task"], queues=["elsewhere"])
@@ -201,7 +212,6 @@ def test_worker_beside_one_that_never_appeals_hears_of_all(
 
     async def scenario() -> None:
         async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
-            vars(bench.worker.parts.scans).pop("_scan")
             store.database["workers"].update_one({"_id": OTHERS[2]}, {"$unset": {"appeal_cnt": ""}})
             bench.worker.parts.scans.ask_peers()
             await wide(heard)

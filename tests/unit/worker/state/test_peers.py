@@ -77,6 +77,50 @@ def test_ranks_that_were_prepared_are_not_computed_again(monkeypatch: pytest.Mon
     assert [peers.rank(task_id, "work") for task_id in IDS] == ranks
 
 
+def test_only_what_changes_a_rank_is_news() -> None:
+    known = [worker("me"), worker("one", "work", "mail"), worker("two", running_cnt=3)]
+    peers = peers_of("me", *known)
+    assert not peers.is_news(known)
+    assert not peers.is_news([known[2], {**known[1], "running_cnt": 7, "now": 1, "concurrency": 4}])
+    changed: list[dict[str, Any]] = [
+        {"concurrency": 0},
+        {"status": "stopping"},
+        {"names": ["work"]},
+        {"names": ("work", "mail", "more")},
+        {"_id": "three"},
+    ]
+    assert all(peers.is_news([known[0], {**known[1], **fields}, known[2]]) for fields in changed)
+    assert peers.is_news(known[:2])
+    assert peers.is_news([*known, worker("three", "other")])
+
+
+def test_first_worker_that_never_appeals_and_the_end_of_the_last_one_are_news() -> None:
+    alike, old = worker("one", appeal_cnt=0), worker("one")
+    peers = peers_of("me", alike)
+    assert not peers.is_news([{**alike, "appeal_cnt": 9}])
+    assert peers.is_news([old])
+    peers.update([old])
+    assert peers.is_news([alike])
+
+
+def test_queues_in_which_another_serves_the_same_names_are_news() -> None:
+    peers = Peers("me", ["a"])
+    peers.update([worker("one", queues=["a"])])
+    assert peers.is_news([worker("one", queues=["a", "b"])])
+    assert not peers.is_news([worker("one", queues=("a",))])
+
+
+def test_names_that_the_same_workers_serve_share_one_list_of_them() -> None:
+    """So the ranks are computed, and compared, once for all of these names."""
+    names = [f"name-{number}" for number in range(50)]
+    peers = peers_of("me", worker("one", *names), worker("two", *reversed(names)), worker("three", "name-1", "alone"))
+    distinct = {id(others) for others in peers._others.values()}
+    assert sorted(set(peers._others.values())) == [("one", "three", "two"), ("one", "two"), ("three",)]
+    assert len(distinct) == 3
+    assert peers._others["name-1"] == ("one", "three", "two")
+    assert len(peers.shares(names)) == 2
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
 def test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part(size: int) -> None:
     seen = fleet(size).values()

@@ -53,7 +53,7 @@ def test_tasks_that_come_in_order_are_compared_with_one_other_each() -> None:
 
     ready: Ready[Entry] = Ready()
     for number in range(1_000):
-        ready.push(Entry((0, True, Counted(number))), number)
+        ready.push(Entry((True, 0, Counted(number))), number)
     while (entry := ready.head(0.0)) is not None:
         ready.pop(entry)
     assert compared < 1_000
