@@ -111,7 +111,6 @@ class Limits:
         self._begun: list[tuple[tuple[str, str], Sequence[PermitPool], float]] = []
         self._giving = asyncio.Event()
         self._wake = asyncio.Event()
-        self.windows.on_closed = self._wake.set
         #: The lanes of the tasks that were taken from the windows and have not asked yet.
         self._picked: dict[str, Lane] = {}
         #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
@@ -387,7 +386,7 @@ class Limits:
         """Let waiting tasks ask again when permits may be free, until `stop_trying`."""
         while not self._is_closed:
             self._wake.clear()
-            next_time = min(map(self._next_time, self.pools.states, self.pools.states.values()), default=inf)
+            next_time = min(map(_next_time, self.pools.states.values()), default=inf)
             await wake_or_wait(self._wake, None if next_time == inf else max(0.0, next_time - monotonic()))
             try:
                 await self._withdraw()
@@ -408,20 +407,18 @@ class Limits:
         except DatabaseError as error:
             logger.warning("waiting tasks not withdrawn: they expire soon", extra=fields(reason=str(error)))
 
-    def _next_time(self, pool: PermitPool, state: PoolState) -> float:
-        if not self.windows.waits_for(pool):
-            return state.withdraw_at
-        reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
-        return min(state.retry_at, reclaim_at, state.withdraw_at)
-
     def _try_due(self) -> None:
-        """Let tasks ask again in each pool whose time has come."""
+        """Let tasks ask again in each pool whose time has come. Forget the pools for which none waits."""
         now = monotonic()
         due = {}
-        for pool, state in self.pools.states.items():
-            if state.retry_at <= now and self.windows.waits_for(pool):
+        for pool, state in list(self.pools.states.items()):
+            if state.retry_at > now:
+                continue
+            if self.windows.waits_for(pool):
                 state.retry_at = now + _POLL
                 due[pool] = self._width(pool) + 1
+            else:
+                del self.pools.states[pool]
         self._let_ask(due)
 
     def called(self, pool_id: str) -> None:
@@ -489,9 +486,12 @@ class Limits:
         crowded = {
             pool: state
             for pool, state in self.pools.states.items()
-            if state.reclaim_at is not None and state.reclaim_at <= now and self.windows.waits_for(pool)
+            if state.reclaim_at is not None and state.reclaim_at <= now
         }
-        asked = list(crowded)[:_MAX_POOLS]
+        for pool, state in crowded.items():
+            if not self.windows.waits_for(pool):
+                state.reclaim_at = None
+        asked = [pool for pool, state in crowded.items() if state.reclaim_at is not None][:_MAX_POOLS]
         for pool in asked:
             crowded[pool].reclaim_at = now + _RECLAIM
         if not asked:
@@ -523,6 +523,11 @@ class Limits:
         self._more, self._more_at, self._granted_cnt = None, monotonic(), 0
         if not self._is_closed:
             self._scope.signals.permits_freed.send()
+
+
+def _next_time(state: PoolState) -> float:
+    reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
+    return min(state.retry_at, reclaim_at, state.withdraw_at)
 
 
 def _lane_of(task: StoredTask) -> Lane:

@@ -104,6 +104,11 @@ class Pools:
         """Return what is known of a pool, to be changed."""
         return self.states.setdefault(pool, PoolState())
 
+    def retry_at(self, pool: PermitPool) -> float:
+        """Return the time of the next request to a pool (monotonic seconds). 0: tasks may ask now."""
+        state = self.states.get(pool)
+        return 0.0 if state is None or state.budget >= 1 else state.retry_at
+
     def has_room(self, pool: PermitPool) -> bool:
         """Whether a task may ask this pool for a permit now."""
         state = self.states.get(pool)

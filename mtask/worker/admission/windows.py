@@ -76,7 +76,6 @@ class _Window:
     bound: Order = ALL
     #: Whether more tasks of the queue wait than scans have brought.
     is_cut: bool = False
-    is_closed: bool = False  #: whether its tasks are known to wait for a permit of the queue
 
 
 class Windows:
@@ -88,8 +87,6 @@ class Windows:
         self._closed: dict[PermitPool, list[_Row]] = {}
         #: Drops a task. The queue sets it.
         self.drop: Callable[[Entry], None] = self.forget
-        #: Called when tasks begin to wait for a pool.
-        self.on_closed: Callable[[], object] = _nothing
         #: Tasks with a lapsed run. Their own permits serve them again, so they ask also while their pools are full.
         self._lapsed: deque[Entry] = deque()
         self._sequence = 0
@@ -133,7 +130,7 @@ class Windows:
         pool = row.closed_by
         if pool is None or pool == PermitPool(row.lane.queue):
             return inf
-        if self._pools.state(pool).retry_at > monotonic() + SOON:
+        if self._pools.retry_at(pool) > monotonic() + SOON:
             return 0
         return max(1, min(self._pools.kept(row.lane, pool), _MOST_CLOSED // len(self._closed)))
 
@@ -226,9 +223,6 @@ class Windows:
     def _first_of(self, window: _Window) -> Entry | None:
         """Return the task that this queue offers, or None."""
         if not self._pools.has_room(PermitPool(window.queue)):
-            if window.heads and not window.is_closed:
-                window.is_closed = True
-                self.on_closed()
             return None
         while window.heads:
             key, _, row = window.heads[0]
@@ -246,7 +240,6 @@ class Windows:
                 row.closed_by = closed_by
                 self._closed.setdefault(closed_by, []).append(row)
                 self._trim(row)
-                self.on_closed()
                 continue
             now = self._key(row, first)
             if now == key:
@@ -282,8 +275,6 @@ class Windows:
     def reopen(self, pools: Iterable[PermitPool]) -> None:
         """Offer the tasks again that wait for permits of these pools."""
         for pool in pools:
-            if pool.queue is not None and pool == PermitPool(pool.queue) and pool.queue in self._windows:
-                self._windows[pool.queue].is_closed = False
             for row in self._closed.pop(pool, ()):
                 row.closed_by = None
                 self._offer(self._window(row.lane.queue), row)
@@ -387,10 +378,6 @@ def lane_of(entry: Entry) -> Lane:
     """Return the lane of a task whose queue is known."""
     assert entry.queue is not None
     return Lane(entry.queue, entry.limit_key, entry.tenant)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _order(entry: Entry) -> Order:

@@ -75,7 +75,7 @@ def test_the_most_urgent_get_the_permits_there_are(store: SyncStore, limit: Limi
     if limit.starts:
         starts = [entry["time"] for entry in stored(store)["starts"]]
         assert third.next_time(max(starts)) == min(starts) + timedelta(milliseconds=60_000)
-        assert third.next_time(max(starts) - timedelta(milliseconds=1)) is None  # a claim that may still be settled
+        assert third.next_time(min(starts) - timedelta(milliseconds=1)) is None  # a start whose time is not known yet
 
 
 def test_both_bounds_hold(store: SyncStore) -> None:
