@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -20,7 +20,7 @@ from mtask.errors import DatabaseError
 from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
+from mtask.store.queues.permits import LEAD_MS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
@@ -43,6 +43,8 @@ _MAX_POOLS = 200
 #: The pause before the next request to a pool whose permits are all in use, in seconds. A returned permit is told at
 #: once: this is for what was not told. It must be shorter than `permits.WAIT_MS`.
 _POLL = 2.0
+#: A pool of starts is asked this time before another start is permitted, in seconds.
+_LEAD = 0.9 * LEAD_MS / 1000
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
 _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
 #: The number of requests in a row that may follow each other at once where tenants take turns.
@@ -68,6 +70,8 @@ class Admitted:
     granted: Mapping[str, Sequence[PermitPool]]
     #: The pools in which starts are counted.
     timed: frozenset[PermitPool]
+    #: The earliest time of a handler's start, by the task's id.
+    not_before: Mapping[str, datetime]
     #: The tasks that got one permit but lack another permit. These tasks are not claimed.
     incomplete: Sequence[str]
     #: The time until which the tasks may be claimed, by the server's clock; None: no permit was requested.
@@ -169,6 +173,7 @@ class Limits:
         granted: dict[str, list[PermitPool]] = {}
         refused: list[StoredTask] = []
         under_way: list[StoredTask] = []
+        not_before: dict[str, datetime] = {}
         claim_by: datetime | None = None
         for task_id in wanted:
             self._picked.pop(task_id, None)
@@ -187,20 +192,32 @@ class Limits:
                         granted.setdefault(task_id, []).append(request.pool)
                         if request.limit.concurrency is not None:
                             held.setdefault(task_id, []).append(HeldPermit(request.pool, task_id, token))
+                    for task_id, time in answer.not_before.items():
+                        not_before[task_id] = max(time, not_before.get(task_id, time))
                     for asked in request.wanted:
                         if asked.task_id not in answer.task_ids:
                             task = wanted.pop(asked.task_id)
                             (under_way if task.id in answer.under_way else refused).append(task)
                     self._take_answer(request, answer)
         except DatabaseError:
-            lost = Admitted([], token, {}, granted, frozenset(timed), [], None, frozenset())
+            lost = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
             await self.settle(lost, [*granted])
             raise
         incomplete = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset(_lane_of(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.
         admitted = Admitted(
-            list(wanted), token, held, granted, frozenset(timed), incomplete, claim_by, of, refused, under_way
+            list(wanted),
+            token,
+            held,
+            granted,
+            frozenset(timed),
+            not_before,
+            incomplete,
+            claim_by,
+            of,
+            refused,
+            under_way,
         )
         if incomplete and not wanted:
             await self.settle(admitted, ())
@@ -276,7 +293,7 @@ class Limits:
             return
         next_time = answer.next_time(self._clock.now())
         if next_time is not None:
-            state.retry_at = max(self._clock.monotonic_of(next_time), now)
+            state.retry_at = max(self._clock.monotonic_of(next_time) - _LEAD, now)
         elif answer.is_crowded:
             state.retry_at = now + _POLL * (0.75 + random.random() / 4)
         else:
@@ -331,19 +348,21 @@ class Limits:
             self._to_give_back += held
             self._giving.set()
 
-    def begin_of(self, run: HeldRun, claim_time: datetime, sent: float) -> Callable[[], object] | None:
-        """Return the function to call when the handler of this run begins, in any thread. None: no start is counted.
+    def time_begin(self, run: HeldRun, admitted: Admitted | None, claim_time: datetime, sent: float) -> None:
+        """Have the start of this run's handler counted, and let it wait for its time, if its starts are limited.
 
         `claim_time`: the server's time of the claim. `sent`: the time at which the claim was sent (monotonic seconds).
         """
         name = (run.task_id, permits.token_of(run.run_id))
         pools = self._timed.get(name)
-        if pools is None:
-            return None
+        if pools is None or admitted is None:
+            return
+        if (not_before := admitted.not_before.get(run.task_id)) is not None:
+            run.not_before = self._clock.monotonic_of(not_before)
         # The server made the claim after it was sent. So no start is counted for earlier than it was.
         self._timed[name] = (pools[0], seconds_of(claim_time) - sent)
         loop = asyncio.get_running_loop()
-        return lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())
+        run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())
 
     def _begin(self, name: tuple[str, str], when: float | None = None) -> None:
         """Have the start of a handler stored, unless it was stored before."""
