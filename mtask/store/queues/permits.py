@@ -416,15 +416,8 @@ def _take(
         {"$set": {"_got_ids": _ids("$_got")}},
         {
             "$set": {
-                "starts": {
-                    "$concatArrays": [
-                        "$starts",
-                        more("$_request.starts", {**entry, "time": claim_by, "not_before": not_before}),
-                    ]
-                },
-                "running": {
-                    "$concatArrays": ["$running", more("$_request.concurrency", {**entry, "claim_by": claim_by})]
-                },
+                "starts": {"$concatArrays": ["$starts", more("$_request.starts", start)]},
+                "running": {"$concatArrays": ["$running", more("$_request.concurrency", running)]},
                 "waiting": {
                     "$map": {
                         "input": "$waiting",

@@ -198,7 +198,7 @@ class HeldRun:
         #: The function to call when the run is ended. Its arguments are the run and the reason. The function must not
         #: refer to the run: such a reference cycle would keep the task in memory until the cycle collector runs.
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
-        #: The earliest start of the handler (monotonic seconds), and the function to call when it begins, in its thread.
+        #: The earliest start of the handler (monotonic seconds), and what to call when it begins, in its thread.
         self.not_before = 0.0
         self.on_begin: Callable[[], object] | None = None
         #: Encrypts the progress, if this process stores it and has keys.
