@@ -42,7 +42,7 @@ Document = dict[str, Any]
 CLAIM_MS = 2_000
 #: A start is permitted this time before another one leaves the window, in ms: the lookup, the permit and the claim take
 #: about as long. Its handler waits for the time at which the window has room.
-LEAD_MS = 50
+LEAD_MS = 100
 #: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
 #: One that has died, or has no room any more, keeps no permit from others for longer.
 WAIT_MS = 5_000
@@ -170,8 +170,17 @@ class PermitGrant:
 
         Return None if starts do not use up the permits, or if the start that is awaited has no settled time yet.
         """
-        awaited = sorted(self.starts)[self.surplus : self.surplus + 1]
+        awaited = self._awaited[:1]
         return awaited[0] + self.window if awaited and awaited[0] <= now else None
+
+    def count_within(self, time: timedelta) -> int:
+        """Return the number of starts that leave the window within this time after the next one."""
+        awaited = self._awaited
+        return sum(start <= awaited[0] + time for start in awaited)
+
+    @property
+    def _awaited(self) -> Sequence[datetime]:
+        return sorted(self.starts)[self.surplus :]
 
 
 NONE = PermitGrant(frozenset(), None)

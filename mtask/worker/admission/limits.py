@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import inf
 from time import monotonic
 
@@ -43,8 +43,10 @@ _MAX_POOLS = 200
 #: The pause before the next request to a pool whose permits are all in use, in seconds. A returned permit is told at
 #: once: this is for what was not told. It must be shorter than `permits.WAIT_MS`.
 _POLL = 2.0
-#: A pool of starts is asked this time before another start is permitted, in seconds.
-_LEAD = 0.9 * LEAD_MS / 1000
+#: A pool of starts is asked this time before another start is permitted, in seconds. The starts that are permitted soon
+#: after it, within `_TOGETHER`, are asked for together.
+_LEAD = 0.6 * LEAD_MS / 1000
+_TOGETHER = timedelta(milliseconds=LEAD_MS) - timedelta(seconds=_LEAD)
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
 _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
 #: The number of requests in a row that may follow each other at once where tenants take turns.
@@ -294,6 +296,7 @@ class Limits:
         next_time = answer.next_time(self._clock.now())
         if next_time is not None:
             state.retry_at = max(self._clock.monotonic_of(next_time) - _LEAD, now)
+            state.coming = answer.count_within(_TOGETHER)
         elif answer.is_crowded:
             state.retry_at = now + _POLL * (0.75 + random.random() / 4)
         else:
@@ -435,7 +438,8 @@ class Limits:
                 continue
             if self.windows.waits_for(pool):
                 state.retry_at = now + _POLL
-                due[pool] = self._width(pool) + 1
+                due[pool] = state.coming or self._width(pool) + 1
+                state.coming = 0
             else:
                 del self.pools.states[pool]
         self._let_ask(due)
