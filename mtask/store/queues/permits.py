@@ -334,6 +334,8 @@ def _take(
     under_way = {"$setUnion": [fresh("$running", "claim_by"), fresh("$starts", "time")]}
     is_open = {"$not": [{"$and": ["$$task.is_single", {"$in": ["$$task.task_id", "$_under_way"]}]}]}
     can_go = {"$filter": {"input": "$_request.wanted", "as": "task", "cond": is_open}}
+    # Another request of the worker may have got permits for some of these.
+    still_waiting = {"$filter": {"input": "$_request.waiting", "as": "task", "cond": is_open}}
     keyed: x.Expression = {
         "$map": {"input": can_go, "as": "task", "in": {"$mergeObjects": [{"key": _key("$$task")}, "$$task"]}}
     }
@@ -348,7 +350,7 @@ def _take(
     }
     rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
     # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
-    own_rivals = {"$map": {"input": "$_request.waiting", "as": "task", "in": rival}}
+    own_rivals = {"$map": {"input": still_waiting, "as": "task", "in": rival}}
     its = [{"$cond": ["$_request.is_fair", own_rivals, []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
     rivals = {"$setUnion": [_all_tasks({"$map": {"input": not_mine, "as": "task", "in": rival}}), *its]}
@@ -402,7 +404,7 @@ def _take(
     waits = {
         "$cond": [
             {"$gt": ["$_request.kept", 0]},
-            {"$slice": [{"$concatArrays": [left_over, "$_request.waiting"]}, {"$max": ["$_request.kept", 1]}]},
+            {"$slice": [{"$concatArrays": [left_over, still_waiting]}, {"$max": ["$_request.kept", 1]}]},
             [],
         ]
     }
@@ -418,8 +420,8 @@ def _take(
                 **(_sound_turns("$_request.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}),
             }
         },
-        {"$set": {"_free": free, "_under_way": under_way, "_rivals": rivals}},
-        {"$set": {"_open": keyed}},
+        {"$set": {"_free": free, "_under_way": under_way}},
+        {"$set": {"_open": keyed, "_rivals": rivals}},
         {"$set": {"_granted": granted_cnt}},
         {"$set": {"_got": got}},
         {"$set": {"_got_ids": _ids("$_got")}},

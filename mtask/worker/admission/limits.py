@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -24,12 +24,12 @@ from mtask.store.queues.permits import LEAD_MS, MAX_WAITING, HeldPermit, PermitG
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
-from mtask.worker.admission.windows import Windows
+from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.log import fields, logger
 from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.lapses import count_lapses
-from mtask.worker.state.queue import Entry
+from mtask.worker.state.queue import Entry, Order
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
@@ -117,8 +117,8 @@ class Limits:
         self._begun: list[tuple[tuple[str, str], Sequence[PermitPool], float]] = []
         self._giving = asyncio.Event()
         self._wake = asyncio.Event()
-        #: The lanes of the tasks that were taken from the windows and have not asked yet.
-        self._picked: dict[str, Lane] = {}
+        #: The tasks that were taken from the windows and have no answer yet. They still wait.
+        self._picked: dict[str, Entry] = {}
         #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
         #: and the timer of the next one.
         self._granted_cnt = 0
@@ -148,14 +148,12 @@ class Limits:
 
     def pick(self, entries: Iterable[Entry]) -> None:
         """Note the tasks that were taken from the windows. The caller must call `landed` for each."""
-        for entry in entries:
-            self._picked[entry.task_id] = Lane(entry.queue or "", entry.limit_key, entry.tenant)
+        self._picked.update((entry.task_id, entry) for entry in entries)
 
     def landed(self, task_ids: Iterable[str]) -> None:
         """Let other tasks ask in place of those that did not."""
-        pools = [
-            pool for task_id in task_ids if (lane := self._picked.pop(task_id, None)) for pool in self.pools.of(lane)
-        ]
+        picked = filter(None, [self._picked.pop(task_id, None) for task_id in task_ids])
+        pools = [pool for entry in picked for pool in self.pools.of(lane_of(entry))]
         if pools:
             self._let_ask(Counter(pools))
         self.look_for_more()
@@ -177,13 +175,14 @@ class Limits:
         under_way: list[StoredTask] = []
         not_before: dict[str, datetime] = {}
         claim_by: datetime | None = None
-        for task_id in wanted:
-            self._picked.pop(task_id, None)
         try:
             for kind in range(_KINDS):
                 requests = self._requests(wanted.values(), kind, now)
                 if not requests:
                     continue
+                for request in requests:
+                    if (state := self.pools.states.get(request.pool)) is not None:
+                        state.withdraw_at = inf
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
                 answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
@@ -205,6 +204,9 @@ class Limits:
             lost = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
             await self.settle(lost, [*granted])
             raise
+        finally:
+            for task in tasks:
+                self._picked.pop(task.id, None)
         incomplete = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset(_lane_of(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.
@@ -238,6 +240,7 @@ class Limits:
         requests = []
         for pool, its in found.items():
             is_fair = self._is_fair(pool)
+            ahead = self._ahead(pool, {task.id for task in its}, is_fair=is_fair)
             asked = _numbered(
                 [
                     Wanted(
@@ -252,20 +255,34 @@ class Limits:
                     for task in sorted(its, key=lambda task: rules.rank(task, now))
                 ],
                 is_fair=is_fair,
+                behind=ahead,
             )
-            waiting = self._waiting(pool, limits[pool].starts is not None, asked, is_fair=is_fair) if has_others else []
+            is_timed = limits[pool].starts is not None
+            waiting = self._waiting(pool, is_timed, ahead, asked, is_fair=is_fair) if has_others else []
             requests.append(
                 PermitRequest(pool, limits[pool], asked, None, waiting, does_wait=has_others, is_fair=is_fair)
             )
         return requests
 
-    def _waiting(self, pool: PermitPool, is_timed: bool, asked: Sequence[Wanted], *, is_fair: bool) -> list[Wanted]:
-        """Return the first tasks that wait here for a permit of this pool, behind those that ask now."""
+    def _ahead(self, pool: PermitPool, asked: Collection[str], *, is_fair: bool) -> list[Wanted]:
+        """Return the tasks that another request of this worker asks a permit of this pool for, or is about to."""
+        picked = [
+            entry
+            for entry in self._picked.values()
+            if entry.task_id not in asked and pool in self.pools.of(lane_of(entry))
+        ]
+        return _numbered([self._wanted(entry) for entry in sorted(picked, key=_order)], is_fair=is_fair)
+
+    def _waiting(
+        self, pool: PermitPool, is_timed: bool, ahead: Sequence[Wanted], asked: Sequence[Wanted], *, is_fair: bool
+    ) -> list[Wanted]:
+        """Return the first tasks that wait here for a permit of this pool, beside those that ask now."""
         state = self.pools.states.get(pool)
         if state is None and not is_timed:
             return []  # the pool was not full at the last answer
         best = self.windows.best(pool, min(MAX_WAITING, self._width(pool) + 1))
-        return _numbered([self._wanted(entry) for entry in best], is_fair=is_fair, behind=asked)
+        behind = _numbered([self._wanted(entry) for entry in best], is_fair=is_fair, behind=[*ahead, *asked])
+        return [*ahead, *behind][:MAX_WAITING]
 
     def _wanted(self, entry: Entry) -> Wanted:
         begins, priority, moment = entry.order
@@ -551,6 +568,10 @@ class Limits:
 def _next_time(state: PoolState) -> float:
     reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
     return min(state.retry_at, reclaim_at, state.withdraw_at)
+
+
+def _order(entry: Entry) -> Order:
+    return entry.order
 
 
 def _lane_of(task: StoredTask) -> Lane:

@@ -96,7 +96,7 @@ class Pools:
     def limit_of(self, pool: PermitPool) -> Limit | None:
         """Return the limit of a pool; None: there is none any more."""
         lane = Lane(pool.queue or "", pool.key, pool.tenant)
-        return next((limit for each, limit in self.limits(lane) if each == pool), None)
+        return next((limit for each, limit in self.limits(lane) if limit is not None and each == pool), None)
 
     def kept(self, lane: Lane, pool: PermitPool) -> int:
         """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""

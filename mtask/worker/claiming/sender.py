@@ -141,7 +141,7 @@ class Sender:
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
-            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True)
+            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True, is_first=True)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
     def claim_apart(
@@ -151,14 +151,16 @@ class Sender:
         *,
         was_held_up: bool = False,
         is_rescue: bool = False,
+        is_first: bool = False,
     ) -> list[str]:
         """Begin to claim each of these tasks in a claim of its own, in the background; return the tasks.
 
         `was_held_up`: the claim of the whole group timed out, probably because of a locked document.
+        `is_first`: there was no claim of the whole group.
         """
         if task_ids:
             job = asyncio.get_running_loop().create_task(
-                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue)
+                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue, is_first=is_first)
             )
             self._apart.add(job)
             job.add_done_callback(self._apart_landed)
@@ -171,11 +173,18 @@ class Sender:
         self._scope.signals.room_made.send()
 
     async def _claim_each(
-        self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool, is_rescue: bool
+        self,
+        task_ids: Sequence[str],
+        admitted: Admitted | None,
+        *,
+        was_held_up: bool,
+        is_rescue: bool,
+        is_first: bool,
     ) -> None:
         left_alone_cnt = self._held_up_cnt
         each = [
-            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue) for index, task_id in enumerate(task_ids)
+            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue, is_first=is_first)
+            for index, task_id in enumerate(task_ids)
         ]
         for ended in await asyncio.gather(*each, return_exceptions=True):
             if isinstance(ended, BaseException):
@@ -183,12 +192,16 @@ class Sender:
         if was_held_up and left_alone_cnt == self._held_up_cnt:
             self._tempo.took(self._wait)  # no document was locked, so the server is busy
 
-    async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool) -> None:
+    async def _claim_alone(
+        self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool, is_first: bool
+    ) -> None:
         try:
             async with self._at_once:
                 if self._quarantine.was_held_up(task_id):
                     await self._end_lapsed_sessions([task_id])
-                await self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}")
+                await self._claim_group(
+                    [task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}", is_first=is_first
+                )
         except DatabaseError as error:
             await self._failed([task_id], error)
         finally:
@@ -202,12 +215,16 @@ class Sender:
         is_simple: bool = False,
         admitted: Admitted | None = None,
         part: str = "",
+        is_first: bool = True,
     ) -> Collection[str]:
         """Claim these tasks and start the runs that were won; return the tasks that now get claims of their own.
 
         `is_simple`: the claim takes its only task for a simple task. If the task is not simple, the claim is lost.
         `part`: a text that is added to the token of `admitted`. If several claims use the permits of `admitted`, each
         of the claims needs its own token.
+        `is_first`: no claim was sent before with these permits. The reply of such a claim was lost, or an error: it may
+        have won the tasks that this claim loses. So their permits are not given back: if no run has them, they are
+        reclaimed later.
         """
         if not task_ids:
             return ()
@@ -266,7 +283,7 @@ class Sender:
             await self._adoption.adopt(documents, attempt)
             self._admission.lost(lost, won)
             self._scope.signals.tasks_doubtful.send(lost)
-            if admitted is not None:
+            if admitted is not None and is_first:
                 await self._limits.settle(admitted, lost)
             if closed:
                 await count_lapses(self._scope, lost, sum(closed))
