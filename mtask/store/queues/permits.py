@@ -40,6 +40,9 @@ from mtask.store.tasks import claims
 Document = dict[str, Any]
 #: Time limit of a claim, in ms, counted from the update that takes its permits.
 CLAIM_MS = 2_000
+#: A start is permitted this time before another one leaves the window, in ms: the lookup, the permit and the claim take
+#: about as long. Its handler waits for the time at which the window has room.
+LEAD_MS = 100
 #: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
 #: One that has died, or has no room any more, keeps no permit from others for longer.
 WAIT_MS = 5_000
@@ -134,6 +137,8 @@ class PermitGrant:
 
     task_ids: frozenset[str]
     claim_by: datetime | None  #: the tasks that got a permit must be claimed before this instant
+    #: The earliest time of a handler's start, by the task's id. If it is left out, the handler may start at once.
+    not_before: Mapping[str, datetime] = field(default_factory=dict)
     is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
     #: Whether tasks wait, perhaps in other workers, that may go before the refused ones.
     has_rivals: bool = False
@@ -161,12 +166,21 @@ class PermitGrant:
         return self.is_crowded or self.has_rivals or bool(self.starts)
 
     def next_time(self, now: datetime) -> datetime | None:
-        """Return the time at which another start is permitted.
+        """Return the time at which another start leaves the window, so that one more is permitted.
 
         Return None if starts do not use up the permits, or if the start that is awaited has no settled time yet.
         """
-        awaited = sorted(self.starts)[self.surplus : self.surplus + 1]
+        awaited = self._awaited[:1]
         return awaited[0] + self.window if awaited and awaited[0] <= now else None
+
+    def count_within(self, time: timedelta) -> int:
+        """Return the number of starts that leave the window within this time after the next one."""
+        awaited = self._awaited
+        return sum(start <= awaited[0] + time for start in awaited)
+
+    @property
+    def _awaited(self) -> Sequence[datetime]:
+        return sorted(self.starts)[self.surplus :]
 
 
 NONE = PermitGrant(frozenset(), None)
@@ -295,18 +309,22 @@ def _take(
     mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
     is_fair = any(request.is_fair for request in requests)
-    in_window = {
-        "$filter": {
-            "input": _STARTS,
-            "as": "start",
-            "cond": {"$gt": ["$$start.time", {"$subtract": [x.NOW, "$_request.window_ms"]}]},
-        }
+    is_timed = any(request.limit.starts is not None for request in requests)
+    window_begin = {"$subtract": [x.NOW, "$_request.window_ms"]}
+    in_window: x.Expression = {
+        "$filter": {"input": _STARTS, "as": "start", "cond": {"$gt": ["$$start.time", window_begin]}}
     }
+    ends_soon = {"$lte": ["$$start.time", x.add_ms(window_begin, LEAD_MS)]}
+    soon: x.Expression = {"$size": {"$filter": {"input": "$starts", "as": "start", "cond": ends_soon}}}
+    if is_timed:
+        in_window = {"$sortArray": {"input": in_window, "sortBy": {"time": 1}}}
 
-    def left(limit: str, used: str) -> x.Expression:
-        return {"$subtract": [{"$ifNull": [limit, {"$add": [{"$size": used}, 1_000_000]}]}, {"$size": used}]}
+    def left(limit: str, used: str, freed: x.Expression = 0) -> x.Expression:
+        in_use = {"$subtract": [{"$size": used}, freed]}
+        return {"$subtract": [{"$ifNull": [limit, {"$add": [in_use, 1_000_000]}]}, in_use]}
 
-    free = {"$max": [0, {"$min": [left("$_request.concurrency", "$running"), left("$_request.starts", "$starts")]}]}
+    runs_left, starts_left = left("$_request.concurrency", "$running"), left("$_request.starts", "$starts", soon)
+    free = {"$max": [0, {"$min": [runs_left, starts_left]}]}
 
     def fresh(entries: str, instant: str) -> x.Expression:
         is_fresh = {"$gt": [f"$$entry.{instant}", x.NOW]}
@@ -316,6 +334,8 @@ def _take(
     under_way = {"$setUnion": [fresh("$running", "claim_by"), fresh("$starts", "time")]}
     is_open = {"$not": [{"$and": ["$$task.is_single", {"$in": ["$$task.task_id", "$_under_way"]}]}]}
     can_go = {"$filter": {"input": "$_request.wanted", "as": "task", "cond": is_open}}
+    # Another request of the worker may have got permits for some of these.
+    still_waiting = {"$filter": {"input": "$_request.waiting", "as": "task", "cond": is_open}}
     keyed: x.Expression = {
         "$map": {"input": can_go, "as": "task", "in": {"$mergeObjects": [{"key": _key("$$task")}, "$$task"]}}
     }
@@ -330,7 +350,7 @@ def _take(
     }
     rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
     # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
-    own_rivals = {"$map": {"input": "$_request.waiting", "as": "task", "in": rival}}
+    own_rivals = {"$map": {"input": still_waiting, "as": "task", "in": rival}}
     its = [{"$cond": ["$_request.is_fair", own_rivals, []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
     rivals = {"$setUnion": [_all_tasks({"$map": {"input": not_mine, "as": "task", "in": rival}}), *its]}
@@ -355,9 +375,16 @@ def _take(
     }
     got = {"$cond": [{"$gt": ["$_granted", 0]}, {"$slice": ["$_open", {"$max": ["$_granted", 1]}]}, []]}
 
-    def more(counted: str, name: str) -> x.Expression:
-        entry = {"task_id": "$$task.task_id", "token": token, name: claim_by}
-        entries = {"$map": {"input": "$_got", "as": "task", "in": entry}}
+    entry = {"task_id": {"$arrayElemAt": ["$_got_ids", "$$place"]}, "token": token}
+    # The starts that must have left the window before this one begins: all but as many as are allowed beside it.
+    passing = {"$subtract": [{"$add": [{"$size": "$starts"}, "$$place"]}, "$_request.starts"]}
+    passes = {"$getField": {"field": "time", "input": {"$arrayElemAt": ["$starts", passing]}}}
+    not_before = {"$cond": [{"$gte": [passing, 0]}, {"$add": [passes, "$_request.window_ms"]}, "$$REMOVE"]}
+
+    start, running = {**entry, "time": claim_by, "not_before": not_before}, {**entry, "claim_by": claim_by}
+
+    def more(counted: str, made: x.Expression) -> x.Expression:
+        entries = {"$map": {"input": {"$range": [0, {"$size": "$_got"}]}, "as": "place", "in": made}}
         return {"$cond": [{"$gt": [counted, None]}, entries, []]}
 
     without_got = {
@@ -377,7 +404,7 @@ def _take(
     waits = {
         "$cond": [
             {"$gt": ["$_request.kept", 0]},
-            {"$slice": [{"$concatArrays": [left_over, "$_request.waiting"]}, {"$max": ["$_request.kept", 1]}]},
+            {"$slice": [{"$concatArrays": [left_over, still_waiting]}, {"$max": ["$_request.kept", 1]}]},
             [],
         ]
     }
@@ -393,15 +420,15 @@ def _take(
                 **(_sound_turns("$_request.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}),
             }
         },
-        {"$set": {"_free": free, "_under_way": under_way, "_rivals": rivals}},
-        {"$set": {"_open": keyed}},
+        {"$set": {"_free": free, "_under_way": under_way}},
+        {"$set": {"_open": keyed, "_rivals": rivals}},
         {"$set": {"_granted": granted_cnt}},
         {"$set": {"_got": got}},
         {"$set": {"_got_ids": _ids("$_got")}},
         {
             "$set": {
-                "starts": {"$concatArrays": ["$starts", more("$_request.starts", "time")]},
-                "running": {"$concatArrays": ["$running", more("$_request.concurrency", "claim_by")]},
+                "starts": {"$concatArrays": ["$starts", more("$_request.starts", start)]},
+                "running": {"$concatArrays": ["$running", more("$_request.concurrency", running)]},
                 "waiting": {
                     "$map": {
                         "input": "$waiting",
@@ -520,6 +547,11 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
     return PermitGrant(
         task_ids,
         claim_by,
+        {
+            entry["task_id"]: entry["not_before"]
+            for entry in document["starts"]
+            if entry.get("token") == token and "not_before" in entry
+        },
         is_crowded,
         is_refused and any(entry["tasks"] for entry in waiting),
         starts,

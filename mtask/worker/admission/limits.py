@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import inf
 from time import monotonic
 
@@ -20,16 +20,16 @@ from mtask.errors import DatabaseError
 from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
+from mtask.store.queues.permits import LEAD_MS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
-from mtask.worker.admission.windows import Windows
+from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.log import fields, logger
 from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.lapses import count_lapses
-from mtask.worker.state.queue import Entry
+from mtask.worker.state.queue import Entry, Order
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
@@ -43,6 +43,10 @@ _MAX_POOLS = 200
 #: The pause before the next request to a pool whose permits are all in use, in seconds. A returned permit is told at
 #: once: this is for what was not told. It must be shorter than `permits.WAIT_MS`.
 _POLL = 2.0
+#: A pool of starts is asked this time before another start is permitted, in seconds. The starts that are permitted soon
+#: after it, within `_TOGETHER`, are asked for together.
+_LEAD = 0.6 * LEAD_MS / 1000
+_TOGETHER = timedelta(milliseconds=LEAD_MS) - timedelta(seconds=_LEAD)
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
 _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
 #: The number of requests in a row that may follow each other at once where tenants take turns.
@@ -68,6 +72,8 @@ class Admitted:
     granted: Mapping[str, Sequence[PermitPool]]
     #: The pools in which starts are counted.
     timed: frozenset[PermitPool]
+    #: The earliest time of a handler's start, by the task's id.
+    not_before: Mapping[str, datetime]
     #: The tasks that got one permit but lack another permit. These tasks are not claimed.
     incomplete: Sequence[str]
     #: The time until which the tasks may be claimed, by the server's clock; None: no permit was requested.
@@ -75,9 +81,6 @@ class Admitted:
     #: The queue, the limit_key and the tenant of each task. The guard of the claim refuses a task if one of these has
     #: changed since.
     of: frozenset[Lane]
-    #: The tasks that got no permit, to be queued again; and those that another worker is about to claim.
-    refused: Sequence[StoredTask] = ()
-    under_way: Sequence[StoredTask] = ()
 
     @property
     def guard(self) -> list[Filter]:
@@ -111,9 +114,8 @@ class Limits:
         self._begun: list[tuple[tuple[str, str], Sequence[PermitPool], float]] = []
         self._giving = asyncio.Event()
         self._wake = asyncio.Event()
-        self.windows.on_closed = self._wake.set
-        #: The lanes of the tasks that were taken from the windows and have not asked yet.
-        self._picked: dict[str, Lane] = {}
+        #: The tasks that were taken from the windows and have no answer yet. They still wait.
+        self._picked: dict[str, Entry] = {}
         #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
         #: and the timer of the next one.
         self._granted_cnt = 0
@@ -143,41 +145,45 @@ class Limits:
 
     def pick(self, entries: Iterable[Entry]) -> None:
         """Note the tasks that were taken from the windows. The caller must call `landed` for each."""
-        for entry in entries:
-            self._picked[entry.task_id] = Lane(entry.queue or "", entry.limit_key, entry.tenant)
+        self._picked.update((entry.task_id, entry) for entry in entries)
 
     def landed(self, task_ids: Iterable[str]) -> None:
         """Let other tasks ask in place of those that did not."""
-        pools = [
-            pool for task_id in task_ids if (lane := self._picked.pop(task_id, None)) for pool in self.pools.of(lane)
-        ]
+        picked = filter(None, [self._picked.pop(task_id, None) for task_id in task_ids])
+        pools = [pool for entry in picked for pool in self.pools.of(lane_of(entry))]
         if pools:
             self._let_ask(Counter(pools))
         self.look_for_more()
 
     async def admit(
-        self, tasks: Sequence[StoredTask], token: str, now: datetime, dead: Sequence[tuple[str, str]] = ()
+        self,
+        tasks: Sequence[StoredTask],
+        token: str,
+        now: datetime,
+        refuse: Callable[[Sequence[StoredTask], Sequence[StoredTask]], None],
+        dead: Sequence[tuple[str, str]] = (),
     ) -> Admitted:
         """Take permits for these tasks, as far as they are free.
 
         `now`: the server's time at which the tasks were read. `dead`: the tasks and the tokens of closed runs, whose
-        permits are returned first.
+        permits are returned first. `refuse` is called at once with the tasks that got no permit, which wait again, and
+        with those that another worker is about to claim.
         Raises DatabaseError. The permits that were granted before the error are given back.
         """
         wanted = {task.id: task for task in tasks}
         timed: set[PermitPool] = set()
         held: dict[str, list[HeldPermit]] = {}
         granted: dict[str, list[PermitPool]] = {}
-        refused: list[StoredTask] = []
-        under_way: list[StoredTask] = []
+        not_before: dict[str, datetime] = {}
         claim_by: datetime | None = None
-        for task_id in wanted:
-            self._picked.pop(task_id, None)
         try:
             for kind in range(_KINDS):
                 requests = self._requests(wanted.values(), kind, now)
                 if not requests:
                     continue
+                for request in requests:
+                    if (state := self.pools.states.get(request.pool)) is not None:
+                        state.withdraw_at = inf
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
                 answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
@@ -188,24 +194,42 @@ class Limits:
                         granted.setdefault(task_id, []).append(request.pool)
                         if request.limit.concurrency is not None:
                             held.setdefault(task_id, []).append(HeldPermit(request.pool, task_id, token))
-                    for asked in request.wanted:
-                        if asked.task_id not in answer.task_ids:
-                            task = wanted.pop(asked.task_id)
-                            (under_way if task.id in answer.under_way else refused).append(task)
+                    for task_id, time in answer.not_before.items():
+                        not_before[task_id] = max(time, not_before.get(task_id, time))
+                    lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
+                    self._answered(lost)
                     self._take_answer(request, answer)
+                    refuse(
+                        [task for task in lost if task.id not in answer.under_way],
+                        [task for task in lost if task.id in answer.under_way],
+                    )
         except DatabaseError:
-            lost = Admitted([], token, {}, granted, frozenset(timed), [], None, frozenset())
-            await self.settle(lost, [*granted])
+            none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
+            await self.settle(none, [*granted])
             raise
+        finally:
+            self._answered(wanted.values())
         incomplete = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset(_lane_of(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.
         admitted = Admitted(
-            list(wanted), token, held, granted, frozenset(timed), incomplete, claim_by, of, refused, under_way
+            list(wanted),
+            token,
+            held,
+            granted,
+            frozenset(timed),
+            not_before,
+            incomplete,
+            claim_by,
+            of,
         )
         if incomplete and not wanted:
             await self.settle(admitted, ())
         return admitted
+
+    def _answered(self, tasks: Iterable[StoredTask]) -> None:
+        for task in tasks:
+            self._picked.pop(task.id, None)
 
     def _requests(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
         """Return the requests for the permits of one kind. `kind`: its number, the narrowest kind is 0."""
@@ -220,6 +244,7 @@ class Limits:
         requests = []
         for pool, its in found.items():
             is_fair = self._is_fair(pool)
+            ahead = self._ahead(pool, {task.id for task in its}, is_fair=is_fair)
             asked = _numbered(
                 [
                     Wanted(
@@ -234,20 +259,34 @@ class Limits:
                     for task in sorted(its, key=lambda task: rules.rank(task, now))
                 ],
                 is_fair=is_fair,
+                behind=ahead,
             )
-            waiting = self._waiting(pool, limits[pool].starts is not None, asked, is_fair=is_fair) if has_others else []
+            is_timed = limits[pool].starts is not None
+            waiting = self._waiting(pool, is_timed, ahead, asked, is_fair=is_fair) if has_others else []
             requests.append(
                 PermitRequest(pool, limits[pool], asked, None, waiting, does_wait=has_others, is_fair=is_fair)
             )
         return requests
 
-    def _waiting(self, pool: PermitPool, is_timed: bool, asked: Sequence[Wanted], *, is_fair: bool) -> list[Wanted]:
-        """Return the first tasks that wait here for a permit of this pool, behind those that ask now."""
+    def _ahead(self, pool: PermitPool, asked: Collection[str], *, is_fair: bool) -> list[Wanted]:
+        """Return the tasks that another request of this worker asks a permit of this pool for, or is about to."""
+        picked = [
+            entry
+            for entry in self._picked.values()
+            if entry.task_id not in asked and pool in self.pools.of(lane_of(entry))
+        ]
+        return _numbered([self._wanted(entry) for entry in sorted(picked, key=_order)], is_fair=is_fair)
+
+    def _waiting(
+        self, pool: PermitPool, is_timed: bool, ahead: Sequence[Wanted], asked: Sequence[Wanted], *, is_fair: bool
+    ) -> list[Wanted]:
+        """Return the first tasks that wait here for a permit of this pool, beside those that ask now."""
         state = self.pools.states.get(pool)
         if state is None and not is_timed:
             return []  # the pool was not full at the last answer
         best = self.windows.best(pool, min(MAX_WAITING, self._width(pool) + 1))
-        return _numbered([self._wanted(entry) for entry in best], is_fair=is_fair, behind=asked)
+        behind = _numbered([self._wanted(entry) for entry in best], is_fair=is_fair, behind=[*ahead, *asked])
+        return [*ahead, *behind][:MAX_WAITING]
 
     def _wanted(self, entry: Entry) -> Wanted:
         begins, priority, moment = entry.order
@@ -258,7 +297,7 @@ class Limits:
         pool = request.pool
         self._granted_cnt += len(answer.task_ids)
         if request.is_fair and pool.queue is not None:
-            self.pools.note_turns(pool.queue, answer.turn, answer.turns)
+            self.windows.advance(pool.queue, self.pools.note_turns(pool.queue, answer.turn, answer.turns))
         if not answer.is_full and not answer.is_listed:
             if self.pools.states.pop(pool, None) is not None:
                 self._let_ask({pool: inf})
@@ -277,7 +316,8 @@ class Limits:
             return
         next_time = answer.next_time(self._clock.now())
         if next_time is not None:
-            state.retry_at = max(self._clock.monotonic_of(next_time), now)
+            state.retry_at = max(self._clock.monotonic_of(next_time) - _LEAD, now)
+            state.coming = answer.count_within(_TOGETHER)
         elif answer.is_crowded:
             state.retry_at = now + _POLL * (0.75 + random.random() / 4)
         else:
@@ -332,19 +372,21 @@ class Limits:
             self._to_give_back += held
             self._giving.set()
 
-    def begin_of(self, run: HeldRun, claim_time: datetime, sent: float) -> Callable[[], object] | None:
-        """Return the function to call when the handler of this run begins, in any thread. None: no start is counted.
+    def time_begin(self, run: HeldRun, admitted: Admitted | None, claim_time: datetime, sent: float) -> None:
+        """Have the start of this run's handler counted, and let it wait for its time, if its starts are limited.
 
         `claim_time`: the server's time of the claim. `sent`: the time at which the claim was sent (monotonic seconds).
         """
         name = (run.task_id, permits.token_of(run.run_id))
         pools = self._timed.get(name)
-        if pools is None:
-            return None
+        if pools is None or admitted is None:
+            return
+        if (not_before := admitted.not_before.get(run.task_id)) is not None:
+            run.not_before = self._clock.monotonic_of(not_before)
         # The server made the claim after it was sent. So no start is counted for earlier than it was.
         self._timed[name] = (pools[0], seconds_of(claim_time) - sent)
         loop = asyncio.get_running_loop()
-        return lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())
+        run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())
 
     def _begin(self, name: tuple[str, str], when: float | None = None) -> None:
         """Have the start of a handler stored, unless it was stored before."""
@@ -387,7 +429,7 @@ class Limits:
         """Let waiting tasks ask again when permits may be free, until `stop_trying`."""
         while not self._is_closed:
             self._wake.clear()
-            next_time = min(map(self._next_time, self.pools.states, self.pools.states.values()), default=inf)
+            next_time = min(map(_next_time, self.pools.states.values()), default=inf)
             await wake_or_wait(self._wake, None if next_time == inf else max(0.0, next_time - monotonic()))
             try:
                 await self._withdraw()
@@ -408,20 +450,19 @@ class Limits:
         except DatabaseError as error:
             logger.warning("waiting tasks not withdrawn: they expire soon", extra=fields(reason=str(error)))
 
-    def _next_time(self, pool: PermitPool, state: PoolState) -> float:
-        if not self.windows.waits_for(pool):
-            return state.withdraw_at
-        reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
-        return min(state.retry_at, reclaim_at, state.withdraw_at)
-
     def _try_due(self) -> None:
-        """Let tasks ask again in each pool whose time has come."""
+        """Let tasks ask again in each pool whose time has come. Forget the pools for which none waits."""
         now = monotonic()
         due = {}
-        for pool, state in self.pools.states.items():
-            if state.retry_at <= now and self.windows.waits_for(pool):
+        for pool, state in list(self.pools.states.items()):
+            if state.retry_at > now:
+                continue
+            if self.windows.waits_for(pool):
                 state.retry_at = now + _POLL
-                due[pool] = self._width(pool) + 1
+                due[pool] = state.coming or self._width(pool) + 1
+                state.coming = 0
+            else:
+                del self.pools.states[pool]
         self._let_ask(due)
 
     def called(self, pool_id: str) -> None:
@@ -457,8 +498,11 @@ class Limits:
         """Withdraw the waiting tasks from the pools that have called this worker, and that it has not asked since."""
         now = monotonic()
         requests = []
+        asking = {pool for entry in self._picked.values() for pool in self.pools.of(lane_of(entry))}
         for pool, state in list(self.pools.states.items()):
-            if state.withdraw_at <= now:
+            if state.withdraw_at <= now and pool in asking and not self._is_closed:
+                state.withdraw_at = now + _ANSWER  # a request is under way, or about to be sent
+            elif state.withdraw_at <= now:
                 state.withdraw_at = inf
                 limit = self.pools.limit_of(pool)
                 if state.is_listed and limit is not None:
@@ -489,9 +533,12 @@ class Limits:
         crowded = {
             pool: state
             for pool, state in self.pools.states.items()
-            if state.reclaim_at is not None and state.reclaim_at <= now and self.windows.waits_for(pool)
+            if state.reclaim_at is not None and state.reclaim_at <= now
         }
-        asked = list(crowded)[:_MAX_POOLS]
+        for pool, state in crowded.items():
+            if not self.windows.waits_for(pool):
+                state.reclaim_at = None
+        asked = [pool for pool, state in crowded.items() if state.reclaim_at is not None][:_MAX_POOLS]
         for pool in asked:
             crowded[pool].reclaim_at = now + _RECLAIM
         if not asked:
@@ -523,6 +570,15 @@ class Limits:
         self._more, self._more_at, self._granted_cnt = None, monotonic(), 0
         if not self._is_closed:
             self._scope.signals.permits_freed.send()
+
+
+def _next_time(state: PoolState) -> float:
+    reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
+    return min(state.retry_at, reclaim_at, state.withdraw_at)
+
+
+def _order(entry: Entry) -> Order:
+    return entry.order
 
 
 def _lane_of(task: StoredTask) -> Lane:

@@ -34,6 +34,8 @@ class PoolState:
     budget: float = inf
     #: The time of the next request (monotonic seconds). A permit that this worker returns, or a call, comes earlier.
     retry_at: float = inf
+    #: The number of starts that are permitted at `retry_at`; 0: not known.
+    coming: int = 0
     #: The time of the next search for dead runs that hold permits (monotonic seconds); None: no search is needed.
     reclaim_at: float | None = None
     #: The time at which the waiting tasks are withdrawn, unless the worker asks before (monotonic seconds).
@@ -94,7 +96,7 @@ class Pools:
     def limit_of(self, pool: PermitPool) -> Limit | None:
         """Return the limit of a pool; None: there is none any more."""
         lane = Lane(pool.queue or "", pool.key, pool.tenant)
-        return next((limit for each, limit in self.limits(lane) if each == pool), None)
+        return next((limit for each, limit in self.limits(lane) if limit is not None and each == pool), None)
 
     def kept(self, lane: Lane, pool: PermitPool) -> int:
         """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""
@@ -103,6 +105,11 @@ class Pools:
     def state(self, pool: PermitPool) -> PoolState:
         """Return what is known of a pool, to be changed."""
         return self.states.setdefault(pool, PoolState())
+
+    def retry_at(self, pool: PermitPool) -> float:
+        """Return the time of the next request to a pool (monotonic seconds). 0: tasks may ask now."""
+        state = self.states.get(pool)
+        return 0.0 if state is None or state.budget >= 1 else state.retry_at
 
     def has_room(self, pool: PermitPool) -> bool:
         """Whether a task may ask this pool for a permit now."""
@@ -145,9 +152,11 @@ class Pools:
         turns.count += 1
         turns.last[tenant or ""] = turns.count
 
-    def note_turns(self, queue: str, count: int, last: Mapping[str, int]) -> None:
-        """Note the turns as the server tells them."""
+    def note_turns(self, queue: str, count: int, last: Mapping[str, int]) -> set[str]:
+        """Note the turns as the server tells them; return the tenants whose next turn comes earlier than was known."""
+        known = self._turns.get(queue, _Turns()).last
         self._turns[queue] = _Turns(count, dict(last))
+        return {tenant for tenant, turn in known.items() if last.get(tenant, 0) < turn}
 
 
 def width_of(limit: Limit) -> int:

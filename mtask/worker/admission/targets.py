@@ -96,7 +96,7 @@ class _Narrow:
                 self.lanes.setdefault(pool, []).append(lane)
                 self._counts[pool] = self._counts.get(pool, 0) + count
                 self._last[pool] = min(self._last.get(pool, inf), priority)
-                if is_cut and limits.pools.state(pool).retry_at < monotonic() + SOON:
+                if is_cut and limits.pools.retry_at(pool) < monotonic() + SOON:
                     self._wanted.add(pool)
 
     def split(self) -> tuple[list[PermitPool], list[PermitPool]]:

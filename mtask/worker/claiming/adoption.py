@@ -75,8 +75,7 @@ class Adoption:
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
                 run.sealer = self._keys.sealer
-                if attempt.admitted is not None:
-                    run.on_begin = self._limits.begin_of(run, own.claim_time, attempt.sent)
+                self._limits.time_begin(run, attempt.admitted, own.claim_time, attempt.sent)
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
@@ -132,7 +131,7 @@ class Adoption:
             self._meter.claimed(facts, due)
             if attempt.admitted is not None:
                 claim_time = document["task_state"]["worker_states"][-1]["claim_time"]
-                run.on_begin = self._limits.begin_of(run, claim_time, attempt.sent)
+                self._limits.time_begin(run, attempt.admitted, claim_time, attempt.sent)
             if run.is_lease_valid:
                 held.append(run)
             else:

@@ -111,18 +111,21 @@ class Sender:
         return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
-        """Claim the tasks that get all their permits, and park the others.
+        """Claim the tasks that get all their permits, and queue the others again.
 
-        Returns the tasks that now get claims of their own.
+        Returns the tasks that now get claims of their own, and those that were queued again: they may be under way in
+        another claim by now.
         """
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
+        back: set[str] = set()
         try:
-            return await self._claim_limited(task_ids, is_rescue=is_rescue)
+            return {*await self._claim_limited(task_ids, back, is_rescue=is_rescue), *back}
         finally:
-            self._limits.landed(task_ids)
+            self._limits.landed([task_id for task_id in task_ids if task_id not in back])
 
-    async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+    async def _claim_limited(self, task_ids: list[str], back: set[str], *, is_rescue: bool) -> Collection[str]:
+        """Do as `claim_limited` does. `back` takes the tasks that are queued again."""
         tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
         dead = _lapsed_runs(tasks, now) if is_rescue else []
         if dead:
@@ -135,13 +138,20 @@ class Sender:
         limited = [task for task in tasks if self._limits.is_limited(task)]
         if not limited or now is None:
             return apart
-        admitted = await self._limits.admit(limited, fresh_token(), now, dead)
-        self._lookups.queue_again(admitted.refused, now)
-        self._lookups.look_later(admitted.under_way)
+        read_at = now
+
+        def refuse(refused: Sequence[StoredTask], under_way: Sequence[StoredTask]) -> None:
+            self._lookups.queue_again(refused, read_at)
+            self._lookups.look_later(under_way)
+            gone = [task.id for task in (*refused, *under_way)]
+            back.update(gone)
+            self._scope.signals.claim_landed.send(gone)
+
+        admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
-            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True)
+            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True, is_first=True)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
 
     def claim_apart(
@@ -151,14 +161,16 @@ class Sender:
         *,
         was_held_up: bool = False,
         is_rescue: bool = False,
+        is_first: bool = False,
     ) -> list[str]:
         """Begin to claim each of these tasks in a claim of its own, in the background; return the tasks.
 
         `was_held_up`: the claim of the whole group timed out, probably because of a locked document.
+        `is_first`: there was no claim of the whole group.
         """
         if task_ids:
             job = asyncio.get_running_loop().create_task(
-                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue)
+                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue, is_first=is_first)
             )
             self._apart.add(job)
             job.add_done_callback(self._apart_landed)
@@ -171,11 +183,18 @@ class Sender:
         self._scope.signals.room_made.send()
 
     async def _claim_each(
-        self, task_ids: Sequence[str], admitted: Admitted | None, *, was_held_up: bool, is_rescue: bool
+        self,
+        task_ids: Sequence[str],
+        admitted: Admitted | None,
+        *,
+        was_held_up: bool,
+        is_rescue: bool,
+        is_first: bool,
     ) -> None:
         left_alone_cnt = self._held_up_cnt
         each = [
-            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue) for index, task_id in enumerate(task_ids)
+            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue, is_first=is_first)
+            for index, task_id in enumerate(task_ids)
         ]
         for ended in await asyncio.gather(*each, return_exceptions=True):
             if isinstance(ended, BaseException):
@@ -183,12 +202,16 @@ class Sender:
         if was_held_up and left_alone_cnt == self._held_up_cnt:
             self._tempo.took(self._wait)  # no document was locked, so the server is busy
 
-    async def _claim_alone(self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool) -> None:
+    async def _claim_alone(
+        self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool, is_first: bool
+    ) -> None:
         try:
             async with self._at_once:
                 if self._quarantine.was_held_up(task_id):
                     await self._end_lapsed_sessions([task_id])
-                await self._claim_group([task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}")
+                await self._claim_group(
+                    [task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}", is_first=is_first
+                )
         except DatabaseError as error:
             await self._failed([task_id], error)
         finally:
@@ -202,12 +225,16 @@ class Sender:
         is_simple: bool = False,
         admitted: Admitted | None = None,
         part: str = "",
+        is_first: bool = True,
     ) -> Collection[str]:
         """Claim these tasks and start the runs that were won; return the tasks that now get claims of their own.
 
         `is_simple`: the claim takes its only task for a simple task. If the task is not simple, the claim is lost.
         `part`: a text that is added to the token of `admitted`. If several claims use the permits of `admitted`, each
         of the claims needs its own token.
+        `is_first`: no claim was sent before with these permits. The reply of such a claim was lost, or an error: it may
+        have won the tasks that this claim loses. So their permits are not given back: if no run has them, they are
+        reclaimed later.
         """
         if not task_ids:
             return ()
@@ -266,7 +293,7 @@ class Sender:
             await self._adoption.adopt(documents, attempt)
             self._admission.lost(lost, won)
             self._scope.signals.tasks_doubtful.send(lost)
-            if admitted is not None:
+            if admitted is not None and is_first:
                 await self._limits.settle(admitted, lost)
             if closed:
                 await count_lapses(self._scope, lost, sum(closed))

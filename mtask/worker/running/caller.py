@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 
 from mtask.app.context import Context, Transactions
@@ -88,6 +90,12 @@ class Caller:
 
     async def call(self, run: HeldRun, called: Called) -> None:
         """Call the run's handler. Store its result or its exception in `called`."""
+        if run.not_before:  # the limit on its starts has room for it only then
+            try:
+                await asyncio.sleep(max(0.0, run.not_before - monotonic()))
+            except BaseException as error:  # the run was ended meanwhile
+                called.raised = error
+                return
         isolation = self.isolation_of(run)
         marks = run.marked()
         marks.keeper = self._observers.keeper

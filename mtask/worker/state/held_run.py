@@ -112,6 +112,7 @@ class HeldRun:
         "marks",
         "name",
         "next_ping",
+        "not_before",
         "on_begin",
         "on_end",
         "option",
@@ -197,7 +198,8 @@ class HeldRun:
         #: The function to call when the run is ended. Its arguments are the run and the reason. The function must not
         #: refer to the run: such a reference cycle would keep the task in memory until the cycle collector runs.
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
-        #: The function to call when the handler begins, in the thread in which it begins.
+        #: The earliest start of the handler (monotonic seconds), and what to call when it begins, in its thread.
+        self.not_before = 0.0
         self.on_begin: Callable[[], object] | None = None
         #: Encrypts the progress, if this process stores it and has keys.
         self.sealer: Sealer | None = None

@@ -75,7 +75,7 @@ def test_the_most_urgent_get_the_permits_there_are(store: SyncStore, limit: Limi
     if limit.starts:
         starts = [entry["time"] for entry in stored(store)["starts"]]
         assert third.next_time(max(starts)) == min(starts) + timedelta(milliseconds=60_000)
-        assert third.next_time(max(starts) - timedelta(milliseconds=1)) is None  # a claim that may still be settled
+        assert third.next_time(min(starts) - timedelta(milliseconds=1)) is None  # a start whose time is not known yet
 
 
 def test_both_bounds_hold(store: SyncStore) -> None:
@@ -392,3 +392,16 @@ def test_what_is_malformed_in_the_order_hinders_nothing(store: SyncStore, name: 
         give_back_all(store, "a")
         assert ask(store, "b", wanted("u1"), is_fair=is_fair).task_ids == {"u1"}
         give_back_all(store, "b")
+
+
+def test_start_is_permitted_a_moment_before_the_window_has_room_and_waits_for_its_time(store: SyncStore) -> None:
+    limit = Limit(starts=2, window_ms=60_000)
+    take(store, limit, ["a", "b"], "1")
+    now = store.run(setup.check_server())
+    times = {"a": now - timedelta(milliseconds=60_000 - permits.LEAD_MS // 2), "b": now}
+    store.run(permits.settle([QUEUE], "w", {(task_id, "1"): time for task_id, time in times.items()}))
+    third = take(store, limit, ["c", "d"], "2")
+    assert third.task_ids == {"c"}
+    assert third.not_before == {"c": times["a"] + timedelta(seconds=60)}
+    store.run(permits.settle([QUEUE], "w", {}, [("c", "2")]))  # it was not claimed: the next one waits as long
+    assert take(store, limit, ["e"], "3").not_before == {"e": third.not_before["c"]}
