@@ -38,6 +38,18 @@ LOOKUP_MUTATIONS = (
         ("tests/integration/store/tasks/test_positions.py::test_count_ahead_is_that_of_the_pure_rule",),
     ),
     Mutation(
+        "position-without-interrupted-tasks",
+        "A lapsed task of a lower priority does not count as ahead.",
+        (Edit("mtask/store/tasks/positions.py", "    yield from counting.lapsed()\n", ""),),
+        ("tests/integration/client/test_position.py::test_interrupted_tasks_go_before_any_priority",),
+    ),
+    Mutation(
+        "reasons-name-tasks-of-other-tenants",
+        "A tenant whose task waits for a permit is told the tasks of others that hold it.",
+        (Edit("mtask/client/diagnosis/limits.py", "return viewer is None or ", "return True or "),),
+        ("tests/integration/client/test_limits.py::test_tenant_is_told_of_no_task_of_others",),
+    ),
+    Mutation(
         "wait-goes-on-with-a-later-task",
         "A wait for several tasks goes on with a task that was published under the key of a removed one.",
         (Edit(_SEVERAL, "task_id in waiting.removed or first not in (None, create_time)", "False"),

@@ -32,7 +32,7 @@ _LOOK = 10
 #: The number of finished tasks by which the rate of a queue is estimated, and the most names whose tasks are read.
 _SAMPLE, _NAMES = 200, 16
 #: The most queries that look for the tenants that wait, and the most keys that each of them examines.
-_TENANT_QUERIES, _TENANT_KEYS = 64, 50
+_TENANT_QUERIES, _TENANT_KEYS = 128, 25
 _PRIORITY, _WORKERS = "task_option.priority", "task_option.specific_worker_ids"
 _ORDER = {_PRIORITY: -1, NEXT: 1}
 _TIME = NEXT.rpartition(".")[2]
@@ -100,7 +100,9 @@ class _Counting:
         self._keys_each = max(1, named)
         self._left = KEYS - _RESERVE - 6 * self._ranges
         self._of_queue: Filter = {"queue": standing.queue, _WORKERS: {"$in": [[], *standing.worker_ids]}}
-        self._interrupted = {"$cond": [{"$isArray": [x.RUNS]}, rules.is_interrupted(now), False]}
+        # Most tasks have no runs, and nothing more is evaluated for them.
+        has_runs = {"$and": [{"$isArray": [x.RUNS]}, {"$ne": [x.RUNS, []]}]}
+        self._interrupted = {"$cond": [has_runs, rules.is_interrupted(now), False]}
         self._is_better = _is_better(standing, now)
 
     def lapsed(self) -> Operation[None]:
@@ -155,10 +157,10 @@ class _Counting:
 
     def _count_better(self, matched: Filter, hint: str) -> Operation[None]:
         also = self._is_open_again() if self._standing.is_interrupted else []
-        yield from self._count(matched, [self._is_better, *also], hint)
+        yield from self._count(matched, [*also, self._is_better], hint)
 
     def _is_open_again(self) -> list[x.Expression]:
-        return [{"$ne": [x.STATUS, TaskStatus.RUNNING.value]}, {"$lte": [f"${NEXT}", self._now]}, self._interrupted]
+        return [self._interrupted, {"$ne": [x.STATUS, TaskStatus.RUNNING.value]}, {"$lte": [f"${NEXT}", self._now]}]
 
     def _count(
         self, matched: Filter, conditions: Sequence[x.Expression], hint: str | None, most: int | None = None
@@ -173,7 +175,7 @@ class _Counting:
         if most <= 0:
             self.is_more = True
             return
-        is_ahead = {"$and": [*_is_ours(self._standing), *conditions]}
+        is_ahead = {"$and": [*conditions, *_is_ours(self._standing, hint)]}
         group = {
             "_id": None,
             "examined": {"$sum": 1},
@@ -191,12 +193,17 @@ class _Counting:
             self._left -= row["examined"] * each
 
 
-def _is_ours(standing: Standing) -> list[x.Expression]:
-    """Return the conditions that a task is of the queue, and that the same workers may take it."""
+def _is_ours(standing: Standing, hint: str | None) -> list[x.Expression]:
+    """Return the conditions that a task is of the queue, and that the same workers may take it.
+
+    The ranges of the index for discovery hold no others.
+    """
+    names = [] if standing.names is None else [{"$in": ["$name", x.literal([*standing.names])]}]
+    if hint in (None, DISCOVERY_INDEX):
+        return names
     allowed = f"${_WORKERS}"
     shares = {"$gt": [{"$size": {"$setIntersection": [allowed, x.literal([*standing.worker_ids])]}}, 0]}
     admits = {"$cond": [{"$isArray": [allowed]}, {"$or": [{"$eq": [allowed, []]}, shares]}, False]}
-    names = [] if standing.names is None else [{"$in": ["$name", x.literal([*standing.names])]}]
     return [{"$eq": ["$queue", x.literal(standing.queue)]}, *names, admits]
 
 
