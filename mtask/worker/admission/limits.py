@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -81,9 +81,6 @@ class Admitted:
     #: The queue, the limit_key and the tenant of each task. The guard of the claim refuses a task if one of these has
     #: changed since.
     of: frozenset[Lane]
-    #: The tasks that got no permit, to be queued again; and those that another worker is about to claim.
-    refused: Sequence[StoredTask] = ()
-    under_way: Sequence[StoredTask] = ()
 
     @property
     def guard(self) -> list[Filter]:
@@ -159,20 +156,24 @@ class Limits:
         self.look_for_more()
 
     async def admit(
-        self, tasks: Sequence[StoredTask], token: str, now: datetime, dead: Sequence[tuple[str, str]] = ()
+        self,
+        tasks: Sequence[StoredTask],
+        token: str,
+        now: datetime,
+        refuse: Callable[[Sequence[StoredTask], Sequence[StoredTask]], None],
+        dead: Sequence[tuple[str, str]] = (),
     ) -> Admitted:
         """Take permits for these tasks, as far as they are free.
 
         `now`: the server's time at which the tasks were read. `dead`: the tasks and the tokens of closed runs, whose
-        permits are returned first.
+        permits are returned first. `refuse` is called at once with the tasks that got no permit, which wait again, and
+        with those that another worker is about to claim.
         Raises DatabaseError. The permits that were granted before the error are given back.
         """
         wanted = {task.id: task for task in tasks}
         timed: set[PermitPool] = set()
         held: dict[str, list[HeldPermit]] = {}
         granted: dict[str, list[PermitPool]] = {}
-        refused: list[StoredTask] = []
-        under_way: list[StoredTask] = []
         not_before: dict[str, datetime] = {}
         claim_by: datetime | None = None
         try:
@@ -195,18 +196,19 @@ class Limits:
                             held.setdefault(task_id, []).append(HeldPermit(request.pool, task_id, token))
                     for task_id, time in answer.not_before.items():
                         not_before[task_id] = max(time, not_before.get(task_id, time))
-                    for asked in request.wanted:
-                        if asked.task_id not in answer.task_ids:
-                            task = wanted.pop(asked.task_id)
-                            (under_way if task.id in answer.under_way else refused).append(task)
+                    lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
+                    self._answered(lost)
                     self._take_answer(request, answer)
+                    refuse(
+                        [task for task in lost if task.id not in answer.under_way],
+                        [task for task in lost if task.id in answer.under_way],
+                    )
         except DatabaseError:
-            lost = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
-            await self.settle(lost, [*granted])
+            none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
+            await self.settle(none, [*granted])
             raise
         finally:
-            for task in tasks:
-                self._picked.pop(task.id, None)
+            self._answered(wanted.values())
         incomplete = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset(_lane_of(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.
@@ -220,12 +222,14 @@ class Limits:
             incomplete,
             claim_by,
             of,
-            refused,
-            under_way,
         )
         if incomplete and not wanted:
             await self.settle(admitted, ())
         return admitted
+
+    def _answered(self, tasks: Iterable[StoredTask]) -> None:
+        for task in tasks:
+            self._picked.pop(task.id, None)
 
     def _requests(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
         """Return the requests for the permits of one kind. `kind`: its number, the narrowest kind is 0."""
@@ -293,7 +297,7 @@ class Limits:
         pool = request.pool
         self._granted_cnt += len(answer.task_ids)
         if request.is_fair and pool.queue is not None:
-            self.pools.note_turns(pool.queue, answer.turn, answer.turns)
+            self.windows.advance(pool.queue, self.pools.note_turns(pool.queue, answer.turn, answer.turns))
         if not answer.is_full and not answer.is_listed:
             if self.pools.states.pop(pool, None) is not None:
                 self._let_ask({pool: inf})
@@ -494,8 +498,11 @@ class Limits:
         """Withdraw the waiting tasks from the pools that have called this worker, and that it has not asked since."""
         now = monotonic()
         requests = []
+        asking = {pool for entry in self._picked.values() for pool in self.pools.of(lane_of(entry))}
         for pool, state in list(self.pools.states.items()):
-            if state.withdraw_at <= now:
+            if state.withdraw_at <= now and pool in asking and not self._is_closed:
+                state.withdraw_at = now + _ANSWER  # a request is under way, or about to be sent
+            elif state.withdraw_at <= now:
                 state.withdraw_at = inf
                 limit = self.pools.limit_of(pool)
                 if state.is_listed and limit is not None:

@@ -152,9 +152,11 @@ class Pools:
         turns.count += 1
         turns.last[tenant or ""] = turns.count
 
-    def note_turns(self, queue: str, count: int, last: Mapping[str, int]) -> None:
-        """Note the turns as the server tells them."""
+    def note_turns(self, queue: str, count: int, last: Mapping[str, int]) -> set[str]:
+        """Note the turns as the server tells them; return the tenants whose next turn comes earlier than was known."""
+        known = self._turns.get(queue, _Turns()).last
         self._turns[queue] = _Turns(count, dict(last))
+        return {tenant for tenant, turn in known.items() if last.get(tenant, 0) < turn}
 
 
 def width_of(limit: Limit) -> int:

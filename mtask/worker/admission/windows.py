@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
@@ -51,6 +51,8 @@ class _Row:
     heap: list[tuple[Order, int, Entry]] = field(default_factory=list)
     count: int = 0  #: the tasks that were not dropped
     bound: Order = ALL
+    #: The key by which the row is in `heads` of its window. None: it is not there.
+    key: _Key | None = None
     #: The pool that is known to keep these tasks waiting. None: they are offered, or the row is empty.
     closed_by: PermitPool | None = None
     #: The priority up to which more tasks than those here are known to wait.
@@ -71,7 +73,8 @@ class _Window:
 
     queue: str
     rows: dict[tuple[Lane, bool], _Row] = field(default_factory=dict)
-    #: The key of the first task of each row that may be offered. Some are out of date.
+    #: The key of the first task of each row that may be offered. A row has one item whose key is that of the row; its
+    #: other items are left over.
     heads: list[tuple[_Key, int, _Row]] = field(default_factory=list)
     bound: Order = ALL
     #: Whether more tasks of the queue wait than scans have brought.
@@ -165,7 +168,7 @@ class Windows:
         self._pools.pick(lane)
         if self._pools.is_fair(lane.queue):
             self._pools.count_turn(lane.queue, lane.tenant)
-        self._offer(window, row)
+        # The item of the row moves back when it is looked at: no key has become smaller.
 
     def forget(self, entry: Entry) -> None:
         """Count a ready task less. It is dropped, or was popped."""
@@ -226,17 +229,20 @@ class Windows:
             return None
         while window.heads:
             key, _, row = window.heads[0]
-            first = row.first()
-            if first is None or (first.order > row.bound and not first.is_begun):
+            if key != row.key:
                 heapq.heappop(window.heads)
                 continue
+            first = row.first()
+            if first is None or (first.order > row.bound and not first.is_begun):
+                _take_out(window, row)
+                continue
             if self._skips_isolated and row.is_isolated:
-                heapq.heappop(window.heads)
+                _take_out(window, row)
                 self._skipped.append(row)
                 continue
             closed_by = self._pools.closed(row.lane)
             if closed_by is not None:
-                heapq.heappop(window.heads)
+                _take_out(window, row)
                 row.closed_by = closed_by
                 self._closed.setdefault(closed_by, []).append(row)
                 self._trim(row)
@@ -244,13 +250,18 @@ class Windows:
             now = self._key(row, first)
             if now == key:
                 return first
+            row.key = now
             heapq.heapreplace(window.heads, (now, self._next(), row))
         return None
 
     def _offer(self, window: _Window, row: _Row) -> None:
         first = row.first()
-        if first is not None and row.closed_by is None:
-            heapq.heappush(window.heads, (self._key(row, first), self._next(), row))
+        if first is None or row.closed_by is not None:
+            return
+        key = self._key(row, first)
+        if row.key is None or key < row.key:
+            row.key = key
+            heapq.heappush(window.heads, (key, self._next(), row))
 
     def _offer_all(self) -> None:
         self._closed.clear()
@@ -278,6 +289,13 @@ class Windows:
             for row in self._closed.pop(pool, ()):
                 row.closed_by = None
                 self._offer(self._window(row.lane.queue), row)
+
+    def advance(self, queue: str, tenants: Collection[str]) -> None:
+        """Offer the tasks of these tenants again, whose turns come earlier than was known."""
+        window = self._window(queue)
+        for row in window.rows.values() if tenants else ():
+            if (row.lane.tenant or "") in tenants:
+                self._offer(window, row)
 
     def sort_anew(self) -> None:
         """Offer all tasks again. Call this when the limits have changed."""
@@ -371,7 +389,14 @@ class Windows:
     def _offer_window(self, window: _Window) -> None:
         window.heads.clear()
         for row in window.rows.values():
+            row.key = None
             self._offer(window, row)
+
+
+def _take_out(window: _Window, row: _Row) -> None:
+    """Offer no task of the first row."""
+    heapq.heappop(window.heads)
+    row.key = None
 
 
 def lane_of(entry: Entry) -> Lane:

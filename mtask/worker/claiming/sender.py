@@ -111,18 +111,21 @@ class Sender:
         return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
-        """Claim the tasks that get all their permits, and park the others.
+        """Claim the tasks that get all their permits, and queue the others again.
 
-        Returns the tasks that now get claims of their own.
+        Returns the tasks that now get claims of their own, and those that were queued again: they may be under way in
+        another claim by now.
         """
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
+        back: set[str] = set()
         try:
-            return await self._claim_limited(task_ids, is_rescue=is_rescue)
+            return {*await self._claim_limited(task_ids, back, is_rescue=is_rescue), *back}
         finally:
-            self._limits.landed(task_ids)
+            self._limits.landed([task_id for task_id in task_ids if task_id not in back])
 
-    async def _claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+    async def _claim_limited(self, task_ids: list[str], back: set[str], *, is_rescue: bool) -> Collection[str]:
+        """Do as `claim_limited` does. `back` takes the tasks that are queued again."""
         tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
         dead = _lapsed_runs(tasks, now) if is_rescue else []
         if dead:
@@ -135,9 +138,16 @@ class Sender:
         limited = [task for task in tasks if self._limits.is_limited(task)]
         if not limited or now is None:
             return apart
-        admitted = await self._limits.admit(limited, fresh_token(), now, dead)
-        self._lookups.queue_again(admitted.refused, now)
-        self._lookups.look_later(admitted.under_way)
+        read_at = now
+
+        def refuse(refused: Sequence[StoredTask], under_way: Sequence[StoredTask]) -> None:
+            self._lookups.queue_again(refused, read_at)
+            self._lookups.look_later(under_way)
+            gone = [task.id for task in (*refused, *under_way)]
+            back.update(gone)
+            self._scope.signals.claim_landed.send(gone)
+
+        admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
