@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from math import inf
 from time import monotonic
 
@@ -196,6 +197,9 @@ class Limits:
                     lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
                     self._answered(lost)
                     self._take_answer(request, answer)
+                    # These ask no wider pool, so other tasks may.
+                    wider = (self.pools.wider(lane_of_task(task), request.pool) for task in lost)
+                    self._let_ask(Counter(chain.from_iterable(wider)))
                     refuse(
                         [task for task in lost if task.id not in answer.under_way],
                         [task for task in lost if task.id in answer.under_way],
@@ -203,9 +207,8 @@ class Limits:
         except DatabaseError:
             none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
             await self.settle(none, [*granted])
-            raise
-        finally:
-            self._answered(wanted.values())
+            raise  # the tasks without an answer ask again: see `landed`
+        self._answered(wanted.values())
         incomplete = [task_id for task_id in granted if task_id not in wanted]
         of = frozenset(lane_of_task(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.

@@ -78,6 +78,11 @@ class Pools:
             pools = self._of[lane] = tuple(pool for pool, limit in self.limits(lane) if limit is not None)
         return pools
 
+    def wider(self, lane: Lane, pool: PermitPool) -> tuple[PermitPool, ...]:
+        """Return the pools that a task of this lane asks after this one."""
+        pools = self.of(lane)
+        return pools[pools.index(pool) + 1 :] if pool in pools else ()
+
     def limits(self, lane: Lane) -> Sequence[tuple[PermitPool, Limit | None]]:
         """Return the pools of each kind for a task of this lane, each with its limit. None: there is no such limit.
 
@@ -113,9 +118,9 @@ class Pools:
         return self.states.setdefault(pool, PoolState())
 
     def retry_at(self, pool: PermitPool) -> float:
-        """Return the time of the next request to a pool (monotonic seconds). 0: tasks may ask now."""
+        """Return the time of the next request to a pool (monotonic seconds). 0: tasks may ask now, or are asking."""
         state = self.states.get(pool)
-        return 0.0 if state is None or state.budget >= 1 else state.retry_at
+        return 0.0 if state is None or state.budget >= 1 or state.retry_at == inf else state.retry_at
 
     def has_room(self, pool: PermitPool) -> bool:
         """Whether a task may ask this pool for a permit now."""
