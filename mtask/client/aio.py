@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from mtask.client.asking.flows import Flow
     from mtask.client.asking.pointing import TaskPointer
     from mtask.client.asking.publication import TaskRef
-    from mtask.client.diagnosis import backlog, doctor, explain, position
+    from mtask.client.diagnosis import backlog, doctor, explain, limits, position
     from mtask.client.diagnosis.doctor import Finding
+    from mtask.client.diagnosis.limits import PermitUse
     from mtask.client.diagnosis.position import Position
     from mtask.client.operating import actions as action_requests
     from mtask.client.operating import bulk as bulk_requests
@@ -68,6 +69,7 @@ else:
     backlog = LazyModule("mtask.client.diagnosis.backlog")
     doctor = LazyModule("mtask.client.diagnosis.doctor")
     explain = LazyModule("mtask.client.diagnosis.explain")
+    limits = LazyModule("mtask.client.diagnosis.limits")
     position = LazyModule("mtask.client.diagnosis.position")
     action_requests = LazyModule("mtask.client.operating.actions")
     bulk_requests = LazyModule("mtask.client.operating.bulk")
@@ -452,10 +454,13 @@ class AsyncClient(AsyncConnection):
     async def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
 
-        Tasks go before it by priority, then by the time at which they were due, then by `_id`. Only tasks that the same
-        workers may take are counted, up to nearly 10,000. Raises TaskNotFound or MalformedTask.
+        Interrupted tasks go before it, then those of a higher priority, then those that have been due for longer, then
+        those with a lower `_id`. Only tasks that the same workers may take are counted, up to nearly 10,000. Where the
+        tenants of the queue take turns, only the tasks of its tenant are counted, and `tenants_ahead` tells the turn.
+        Tasks of lower priorities that were handed back are looked for among the first ones only.
+        Raises TaskNotFound or MalformedTask.
         """
-        return await self._run(position.find(pointing.identify(task, key, self._tenant)))
+        return await self._run(position.find(pointing.identify(task, key, self._tenant), self._tenant))
 
     async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
@@ -924,6 +929,15 @@ class AsyncClient(AsyncConnection):
         """Return all controls of queues, task names and tenants, sorted by id, even if they are no longer in force."""
         return await self._run(control_requests.every())
 
+    async def permits(self, queue: str) -> list[PermitUse]:
+        """Return how many permits of each limit of a queue are in use, and who waits for one.
+
+        The limit of the queue comes first, then those of its limit_keys and tenants: at most 20 of these that are in
+        use, beginning with those for which most tasks wait. The limit of a tenant in all queues is not of the queue.
+        Raises InvalidInput.
+        """
+        return await self._run(limits.in_use(queue))
+
     async def _put_control(self, asked: control_requests.Change) -> Control:
         begun = time.monotonic()
         # The entry says what was stored: whether all workers confirm it, is known up to a minute later.
@@ -1070,7 +1084,7 @@ class AsyncClient(AsyncConnection):
 
     async def inspect(self, task_id: str) -> explain.Inspected:
         """Return a task with the reasons why it waits, or a malformed document with its fault; raise TaskNotFound."""
-        return await self._run(explain.inspect(task_id))
+        return await self._run(explain.inspect(task_id, self._tenant))
 
     async def diagnose(self, *, patience: timedelta = OVERDUE) -> list[Finding]:
         """Examine the server, the collections, the workers and the tasks; return the findings. This changes nothing.

@@ -6,7 +6,7 @@ Each queue, task name or tenant with a control has one document in the collectio
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
@@ -106,8 +106,30 @@ class Running(BaseModel):
     claim_by: Instant  #: the time until which the claim is valid
 
 
+class Waiting(BaseModel):
+    """The tasks that wait in one worker for a permit."""
+
+    worker_id: Text
+    until: Any = None  #: an instant: the entry holds until then
+    #: The best tasks, at most 200: {task_id, is_single, tenant, rank}. The rank is a list: 0 if the task was
+    #: interrupted, else 1; its place among the tasks of its tenant, in a fair queue; its priority, negated; its stored
+    #: next_preempt_time.
+    tasks: Any = None
+
+
+class LastTurn(BaseModel):
+    """The last turn of a tenant in a fair queue. The tenant with the smallest number is next."""
+
+    tenant: Text  #: "" stands for the tasks of no tenant
+    turn: Any = None  #: a number
+
+
 class PermitPoolDocument(BaseModel):
-    """The permits of a limited queue, of one limit_key or tenant in it, or of a tenant: a document in `places`."""
+    """The permits of a limited queue, of one limit_key or tenant in it, or of a tenant: a document in `places`.
+
+    A field of the type Any may be malformed in a stored document, and some updates of a worker leave it as it is. The
+    validator must not refuse these updates.
+    """
 
     model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
@@ -116,6 +138,12 @@ class PermitPoolDocument(BaseModel):
     ]  #: a JSON list: the queue, the limit_key and the tenant. What comes last and is null is left out.
     starts: list[Start] = Field(default_factory=list)
     running: list[Running] = Field(default_factory=list)
+    concurrency: Any = None  #: the most runs at once, as the last request has it
+    waiting: list[Waiting] | None = None  #: only where several workers serve the queue
+    turn: Any = None  #: the number of turns so far, in a fair queue
+    turns: list[LastTurn] | None = None
+    call: Any = None  #: a time, and below it the workers that were last called: permits are left for their tasks
+    quiet_time: Any = None  #: the instant of the last update that calls nobody
     expire_time: Instant | None = None
     schema_version: Literal[1]
 

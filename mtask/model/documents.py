@@ -35,7 +35,7 @@ from mtask.model.tracing import MAX_TRACEPARENT, TraceContext
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 8
+SCHEMA_REVISION = 9
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
 #: The first revision whose workers know callbacks. An older worker ends a task without telling anybody.

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
+from mtask.model import rules
 from mtask.model.documents import Task
 
 #: Only tasks that finished within this time count for the rate of a queue.
 LATELY = timedelta(minutes=10)
 
 
-def is_ahead(other: Task, task: Task, names: Collection[str] | None, now: datetime) -> bool:
-    """Whether the other task is due and goes before this task: by priority, then next_preempt_time, then `_id`.
+def is_ahead(other: Task, task: Task, names: Collection[str] | None, now: datetime, *, is_fair: bool = False) -> bool:
+    """Whether the other task is due and goes before this task: by its rank (`rules.rank`), then by `_id`.
 
     Only a task that the same workers may take goes before this task: a task of the same queue that admits any worker,
     or one of the workers that this task names. `names` are the names of tasks that these workers run; None: any name.
+    `is_fair`: the tenants of the queue take turns, so ranks order the tasks of one tenant. But interrupted tasks go
+    before those of all tenants.
     """
     mine, theirs = task.task_state.next_preempt_time, other.task_state.next_preempt_time
     if other.id == task.id or other.queue != task.queue or mine is None or theirs is None or theirs > now:
@@ -25,8 +28,8 @@ def is_ahead(other: Task, task: Task, names: Collection[str] | None, now: dateti
         return False
     if names is not None and other.name not in names:
         return False
-    first, second = (-other.task_option.priority, theirs, other.id), (-task.task_option.priority, mine, task.id)
-    return first < second
+    first, second = (*rules.rank(other, now), other.id), (*rules.rank(task, now), task.id)
+    return first < second and (not is_fair or other.tenant == task.tenant or first[0] < second[0])
 
 
 def rate(finished: Sequence[datetime], now: datetime) -> float | None:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from mtask import local
 from mtask.app.app import App
-from mtask.client.diagnosis.explain import Reason
+from mtask.client.diagnosis.reasons import Reason
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.client.sync import Client

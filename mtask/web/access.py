@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mtask.client import AsyncClient
 from mtask.model.publishing.tenants import own_key, prefix_of, stored_key
 
 
@@ -63,6 +64,11 @@ class Caller:
     def shown_text(self, text: str) -> str:
         """Return a message of mtask in the form that the caller sees: without the tenant's name in keys and ids."""
         return text if self.tenant is None else text.replace(f":{self.tenant}:", ":").replace(f"'{self.tenant}:", "'")
+
+
+def client_of(client: AsyncClient, caller: Caller) -> AsyncClient:
+    """Return the client with which a caller asks about a task: what it tells of other tasks names the caller's own."""
+    return client if caller.tenant is None else client.for_tenant(caller.tenant)
 
 
 #: The caller of a server that asks for no token.

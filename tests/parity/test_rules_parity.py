@@ -44,6 +44,7 @@ RULES: dict[str, Rule] = {
     "may_take": (rules.may_take, twins.may_take(_WORKER, _NOW)),
     "next_preempt_time": (lambda t, w, now: rules.next_preempt_time(t, now), twins.next_preempt_time(_NOW)),
     "free_seat_times": (lambda t, w, now: rules.free_seat_times(t, now), twins.free_seat_times(_NOW)),
+    "is_interrupted": (lambda t, w, now: rules.is_interrupted(t, now), twins.is_interrupted(_NOW)),
     "kept_runs": (lambda t, w, now: rules.kept_runs(t), twins.kept_runs()),
 }
 

@@ -32,8 +32,9 @@ def register(app: typer.Typer) -> None:
 def position(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     """Show the place of a task among the due tasks of its queue, and when it will probably start.
 
-    Tasks go before it by priority, then by the time at which they were due. Only tasks that the same workers may take
-    are counted, up to nearly 10,000.
+    Interrupted tasks go before it, then those of a higher priority, then those that have been due for longer. Only
+    tasks that the same workers may take are counted, up to nearly 10,000. Where the tenants of the queue take turns,
+    the tasks of its tenant are counted, and the other tenants that have their turn first.
     """
     found = cli.client(reads_only=True).position(*name_and_key(cli, name, key))
     reasons = [{"reason": r.code, "message": r.message, "until": r.until} for r in found.reasons]
@@ -48,13 +49,17 @@ def _lines(found: Position) -> list[str | Text]:
         )
         held = "" if found.due_time is None else f"; its lease ends {relative(found.due_time, found.now)}"
         return [f"{why}{held}", *_reasons(found)]
-    number = f"at least {counted(found.ahead, 'due task')}" if found.is_more else counted(found.ahead, "due task")
+    least = "at least " if found.is_more else ""
+    of, turns = "", ""
+    if found.tenants_ahead is not None:
+        of, turns = " of its tenant", f", and {counted(found.tenants_ahead, 'tenant')} with an earlier turn"
+    number = f"{least}{counted(found.ahead, 'due task')}" if found.ahead or least else "no due task"
     due = (
         f"due for {lasting(found.now - found.due_time)}"
         if found.is_due
         else f"due {relative(found.due_time, found.now)}"
     )
-    lines: list[str | Text] = [f"{number if found.ahead else 'no due task'} before it; {due}"]
+    lines: list[str | Text] = [f"{number}{of} before it{turns}; {due}"]
     if found.start_estimate is not None:
         by = "" if found.rate is None else f", as its queue finishes {found.rate:.3g} tasks a second"
         least = "not before " if found.is_more else "probably "

@@ -13,7 +13,8 @@ from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.cli.output import Column, clean, lasting, listing, status_text
-from mtask.client.diagnosis.explain import is_paused, listed
+from mtask.client.diagnosis.explain import is_paused
+from mtask.client.diagnosis.reasons import listed
 from mtask.client.sync import Client
 from mtask.errors import InvalidInput, WorkerError
 from mtask.model.documents import WorkerDocument

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.client.diagnosis.explain import is_paused, listed, pauses_of, waits_for
+from mtask.client.diagnosis import limits, permits
+from mtask.client.diagnosis.explain import is_paused, pauses_of, waits_for
 from mtask.client.diagnosis.findings import Finding, Level, fail, ok, rough, warn
+from mtask.client.diagnosis.reasons import listed
 from mtask.client.operating import controls
 from mtask.client.reading import views
 from mtask.errors import DatabaseError
@@ -145,14 +147,19 @@ def _not_taken(
     for group in groups[:_EXAMPLES]:
         example = yield from finding.read(group.task_id)
         tasks |= {task.id: task for task in views.tasks_of([] if example is None else [example])}
+    bounds = yield from limits.of_tasks([*tasks.values()], holds)
+    found += yield from permits.kept(bounds.values())
     for group in groups[:_EXAMPLES]:
         task = tasks.get(group.task_id)
-        reasons = waits_for(task, live, now, holds) if task else []
-        if not reasons or reasons[0].until is not None or reasons[0].code in ("limited", "paused", "turn"):
+        reasons = waits_for(task, live, now, holds, bounds) if task else []
+        if not reasons or reasons[0].until is not None or reasons[0].code in _HAS_TO_WAIT:
             continue  # a worker has taken the task meanwhile, or the task has to wait
         waiting = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
         why = "live workers serve it, have free slots and don't take it" if is_idle else reasons[0].message
+        if is_idle and task is not None:
+            its = [bounds[pool] for pool in limits.limited_pools(task, holds)]
+            why += permits.unasked(its, [worker.worker_id for worker in live])
         message = f"{waiting}{rough((now - group.oldest).total_seconds())}: {why}"
         look = f"`mtask show {group.task_id}` shows more; look into the workers' logs."
         remedy = _REMEDIES.get(reasons[0].code, look)
@@ -161,6 +168,8 @@ def _not_taken(
     return found
 
 
+#: The reasons for which a task waits although nothing is wrong.
+_HAS_TO_WAIT = frozenset({"limited", "behind", "reserved", "paused", "turn"})
 _REMEDIES = {
     "workers_busy": "Start more workers, or raise --concurrency.",
     "named_absent": "Start that worker, or admit others: `mtask update TASK --option specific_worker_ids=[]`.",

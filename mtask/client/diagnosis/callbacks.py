@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from mtask.client.diagnosis.explain import listed
 from mtask.client.diagnosis.findings import Finding, fail, ok, warn
+from mtask.client.diagnosis.reasons import listed
 from mtask.model.callbacks.callback import DELIVERY
 from mtask.model.status import TaskStatus
 from mtask.store import callbacks as store

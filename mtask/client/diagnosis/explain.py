@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from mtask.client.diagnosis import limits
+from mtask.client.diagnosis.limits import Bound
+from mtask.client.diagnosis.reasons import Reason, brief, listed
 from mtask.client.operating import controls
 from mtask.client.reading import views
 from mtask.errors import MalformedTask
@@ -18,20 +21,13 @@ from mtask.store import diagnosis
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import reading
 from mtask.store.flows.reading import Waits
+from mtask.store.queues.permits import PermitPool
 
 #: The longest time for which a due task normally waits for a worker. A longer wait is a problem.
 SOON = timedelta(seconds=10)
-#: The most tasks that the reason of a WAITING step names, and the most characters of each id.
-_NAMED, _ID_WIDTH = 5, 100
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One reason why a task waits. `until`: the time when this reason ends by itself, if known."""
-
-    code: str
-    message: str
-    until: datetime | None = None
+#: The most tasks that the reason of a WAITING step names.
+_NAMED = 5
+_UNLIMITED: Mapping[PermitPool, Bound] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +41,11 @@ class Inspected:
     now: datetime
 
 
-def inspect(task_id: str) -> Operation[Inspected]:
-    """Return the task and the reasons why it waits; raise TaskNotFound."""
+def inspect(task_id: str, viewer: str | None = None) -> Operation[Inspected]:
+    """Return the task and the reasons why it waits; raise TaskNotFound.
+
+    `viewer`: the tenant that reads the reasons. They name no task of others. None: they may name all.
+    """
     seen = yield from diagnosis.inspect(task_id)
     try:
         task = views.task_of(seen.document)
@@ -58,7 +57,9 @@ def inspect(task_id: str) -> Operation[Inspected]:
         return Inspected(seen.document, task, None, [], seen.now)
     workers = views.workers_of(seen.workers)
     holds = yield from controls.known()
-    return Inspected(seen.document, task, None, waits_for(task, workers, seen.now, holds), seen.now)
+    bounds = yield from limits.of_tasks([task], holds)
+    reasons = waits_for(task, workers, seen.now, holds, bounds, viewer)
+    return Inspected(seen.document, task, None, reasons, seen.now)
 
 
 def in_flow(task_id: str) -> Operation[list[Reason]]:
@@ -69,7 +70,7 @@ def in_flow(task_id: str) -> Operation[list[Reason]]:
 
 def waits_in_flow(waits: Waits) -> Reason:
     """Return the reason why a WAITING step waits."""
-    named = ", ".join(f"{_brief(task_id)} ({status})" for task_id, status in waits.examples)
+    named = ", ".join(f"{brief(task_id)} ({status})" for task_id, status in waits.examples)
     if waits.open_cnt:
         more = waits.open_cnt - len(waits.examples)
         also = f" and {more} more" if more > 0 else ""
@@ -82,14 +83,18 @@ def waits_in_flow(waits: Waits) -> Reason:
     return Reason("lost", "its dependencies have ended, and nobody was told: `mtask doctor` tells what to do")
 
 
-def _brief(task_id: str) -> str:
-    return task_id if len(task_id) <= _ID_WIDTH else task_id[: _ID_WIDTH - 1] + "…"
-
-
 def waits_for(
-    task: Task, workers: Sequence[WorkerDocument], now: datetime, holds: Sequence[Control] = ()
+    task: Task,
+    workers: Sequence[WorkerDocument],
+    now: datetime,
+    holds: Sequence[Control] = (),
+    bounds: Mapping[PermitPool, Bound] = _UNLIMITED,
+    viewer: str | None = None,
 ) -> list[Reason]:
-    """Return the reasons why the task has not ended, the most important first. A finished task has none."""
+    """Return the reasons why the task has not ended, the most important first. A finished task has none.
+
+    `bounds`: the limits of the task, as `limits.of_tasks` reads them. `viewer`: see `inspect`.
+    """
     if task.status.is_final:
         return []
     live = [worker for worker in workers if worker.is_live(now)]
@@ -106,24 +111,23 @@ def waits_for(
     elif task.task_option.concurrent_worker_cnt > 1:
         count = task.task_option.concurrent_worker_cnt
         reasons.append(Reason("places_taken", f"all its {count} seats are taken"))
-    if not reasons:
-        bounds = limits_of(task.queue, holds, task.tenant)
-        whose = "its queue" if task.tenant is None else "its queue or its tenant"
-        limited = Reason("limited", f"{whose} is limited: {'; '.join(bounds)}")
-        reasons.append(limited if bounds else _about_to_be_taken(task, now))
-        if now - rules.due_time(task) > SOON:
-            reasons[:0] = _turn(task, holds)
-    elif reasons[-1].code == "workers_busy":
-        reasons += _turn(task, holds)
+    is_busy = bool(reasons) and reasons[-1].code == "workers_busy"
+    if reasons and not is_busy:
+        return reasons
+    turn = _turn(task, holds) if is_busy or now - rules.due_time(task) > SOON else []
+    reasons = [*limits.waits_for_permits(task, bounds, holds, now, viewer), *reasons, *turn]
+    if not reasons or reasons[0].code == "turn":
+        reasons.append(_about_to_be_taken(task, bounds, now))
     return reasons
 
 
-def _turn(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
-    """Yield the reason why the task of a queue with fair turns waits although it has been due for long."""
+def _turn(task: Task, holds: Sequence[Control]) -> list[Reason]:
+    """Return the reason why the task of a queue with fair turns waits although it has been due for long."""
     if any(control.fair and (control.kind, control.target) == ("queue", task.queue) for control in holds):
         whose = "tasks of no tenant" if task.tenant is None else f"the tenant {task.tenant!r}"
         message = f"the tenants of the queue {task.queue!r} take turns: {whose} may have more tasks before this one"
-        yield Reason("turn", message)
+        return [Reason("turn", message)]
+    return []
 
 
 def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:
@@ -244,14 +248,9 @@ def is_paused(worker: WorkerDocument) -> bool:
     return (worker.concurrency if asked is None else asked) == 0
 
 
-def _about_to_be_taken(task: Task, now: datetime) -> Reason:
+def _about_to_be_taken(task: Task, bounds: Mapping[PermitPool, Bound], now: datetime) -> Reason:
     since = max(rules.due_time(task), rules.retry_time(task, "") or rules.due_time(task))
-    if now - since > SOON:
-        return Reason("not_taken", "it could be taken and is not: `mtask doctor` looks for the cause")
-    return Reason("due", "nothing: a worker is about to take it")
-
-
-def listed(names: Sequence[str], limit: int = 3) -> str:
-    """Return the first `limit` names as text, and the number of the other names."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+    if now - since <= SOON:
+        return Reason("due", "nothing: a worker is about to take it")
+    shared = limits.shared(bounds.values(), SOON)
+    return shared or Reason("not_taken", "it could be taken and is not: `mtask doctor` looks for the cause")

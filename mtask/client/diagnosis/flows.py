@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from mtask.client.diagnosis.explain import listed
 from mtask.client.diagnosis.findings import Finding, fail, ok, warn
+from mtask.client.diagnosis.reasons import listed
 from mtask.client.reading import views
 from mtask.store import diagnosis, workers
 from mtask.store.driver.operation import Operation

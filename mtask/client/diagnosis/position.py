@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from mtask.client.diagnosis.explain import Reason, in_flow, waits_for
+from mtask.client.diagnosis import limits
+from mtask.client.diagnosis.explain import in_flow, waits_for
+from mtask.client.diagnosis.limits import Bound
+from mtask.client.diagnosis.reasons import Reason
 from mtask.client.operating import controls
 from mtask.client.reading import views
 from mtask.errors import AccessDenied, TaskNotFound
@@ -18,6 +21,7 @@ from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
+from mtask.store.queues.permits import PermitPool
 from mtask.store.tasks import finding, positions
 from mtask.store.tasks.positions import Standing
 
@@ -40,12 +44,17 @@ _UNTIL_SOMEBODY_ACTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The place of a task among the due tasks of its queue. Workers take higher priorities first, then longer due."""
+    """The place of a task among the due tasks of its queue.
+
+    Workers take interrupted tasks first, then higher priorities, then those that have been due for longer. Where the
+    tenants of the queue take turns, this is the order within one tenant.
+    """
 
     task_id: str
     status: TaskStatus
-    #: The number of due tasks that go before the task and that the same workers may take. None: a worker holds the
-    #: task, the task waits for other tasks of its flow, or it has ended.
+    #: The number of due tasks that go before the task and that the same workers may take. Where tenants take turns,
+    #: those of its tenant, and interrupted ones of others. None: a worker holds the task, the task waits for other
+    #: tasks of its flow, or it has ended.
     ahead: int | None
     #: Whether the count stopped at `ahead`, and there may be more.
     is_more: bool
@@ -60,6 +69,9 @@ class Position:
     #: The reasons why the task waits, the most important first. A user who may not read workers gets none.
     reasons: tuple[Reason, ...]
     now: datetime  #: the server's time
+    #: Where tenants take turns: the number of other tenants with due tasks that have their turn first. None: they take
+    #: none, the queue has no limit, so that each worker counts the turns by itself, or very many tenants wait.
+    tenants_ahead: int | None = None
 
     @property
     def is_due(self) -> bool:
@@ -67,8 +79,11 @@ class Position:
         return self.ahead is not None and self.due_time is not None and self.due_time <= self.now
 
 
-def find(task_id: str) -> Operation[Position]:
-    """Return the position of a task; raise TaskNotFound or MalformedTask."""
+def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
+    """Return the position of a task; raise TaskNotFound or MalformedTask.
+
+    `viewer`: the tenant that reads the reasons. They name no task of others. None: they may name all.
+    """
     found = yield from finding.look([task_id])
     if not found:
         raise TaskNotFound(task_id)
@@ -79,26 +94,85 @@ def find(task_id: str) -> Operation[Position]:
         return Position(task_id, status, None, False, None, None, None, tuple(held_up), now)
     if status.is_final or status is TaskStatus.RUNNING or due is None:
         return Position(task_id, status, None, False, None if status.is_final else due, None, None, (), now)
-    on_record, holds = yield from _workers_and_controls()
-    names = _names_run_beside(task, on_record, now)
-    ahead = yield from positions.count_ahead(
-        Standing(task_id, task.queue, task.task_option.specific_worker_ids, task.task_option.priority, due, names), now
-    )
+    around = yield from _around(task)
+    standing = _standing(task, around, now)
+    ahead = yield from positions.count_ahead(standing, now)
+    turns = (yield from _turns(standing, around, now)) if standing.is_fair else None
     finished = yield from positions.finished_lately(task.queue, [task.name, *ahead.names])
     rate = order.rate(finished, now)
-    reasons = () if on_record is None else tuple(waits_for(task, on_record, now, holds))
-    estimate = order.start_estimate(due, ahead.count, rate, now)
-    if any(reason.code in _UNTIL_SOMEBODY_ACTS for reason in reasons):
+    reasons = _reasons(task, around, now, viewer)
+    before = ahead.count if turns is None else turns.before(ahead.count)
+    estimate = order.start_estimate(due, before, rate, now)
+    if any(reason.code in _UNTIL_SOMEBODY_ACTS for reason in reasons) or (standing.is_fair and turns is None):
         estimate = None
-    return Position(task_id, status, ahead.count, ahead.is_more, due, estimate, rate, reasons, now)
+    tenants_ahead = None if turns is None else turns.first_cnt
+    return Position(task_id, status, ahead.count, ahead.is_more, due, estimate, rate, reasons, now, tenants_ahead)
 
 
-def _workers_and_controls() -> Operation[tuple[list[WorkerDocument] | None, list[Control]]]:
-    """Return the workers on record and the controls. The workers are None if the user may not read them."""
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What is known of the workers, the controls, and the limits of a task."""
+
+    #: The workers on record. None: the user may not read them.
+    on_record: Sequence[WorkerDocument] | None
+    holds: Sequence[Control]
+    bounds: Mapping[PermitPool, Bound]
+
+
+def _around(task: Task) -> Operation[_Around]:
     with suppress(AccessDenied):
         on_record = views.workers_of((yield from workers.live()))
-        return on_record, (yield from controls.known())
-    return None, []
+        holds = yield from controls.known()
+        return _Around(on_record, holds, (yield from limits.of_tasks([task], holds)))
+    return _Around(None, (), {})
+
+
+def _reasons(task: Task, around: _Around, now: datetime, viewer: str | None) -> tuple[Reason, ...]:
+    if around.on_record is None:
+        return ()
+    return tuple(waits_for(task, around.on_record, now, around.holds, around.bounds, viewer))
+
+
+def _standing(task: Task, around: _Around, now: datetime) -> Standing:
+    return Standing(
+        task.id,
+        task.queue,
+        task.task_option.specific_worker_ids,
+        rules.rank(task, now),
+        _names_run_beside(task, around.on_record, now),
+        task.tenant,
+        any(control.fair and (control.kind, control.target) == ("queue", task.queue) for control in around.holds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The other tenants with due tasks in a queue, and how many of them have their turn before the tenant's next."""
+
+    other_cnt: int
+    first_cnt: int | None  #: None: it is not known
+
+    def before(self, ahead: int) -> int:
+        """Return how many tasks start before a task, if `ahead` of its tenant do, and each tenant has enough tasks."""
+        return ahead * (1 + self.other_cnt) + (self.other_cnt if self.first_cnt is None else self.first_cnt)
+
+
+def _turns(standing: Standing, around: _Around, now: datetime) -> Operation[_Turns | None]:
+    """Return whose turns come first. None: very many tenants wait."""
+    if standing.is_interrupted:
+        return _Turns(0, 0)
+    first = yield from positions.first_of_tenants(standing.queue, now)
+    if first is None:
+        return None
+    paused = {control.target for control in around.holds if control.kind == "tenant" and control.paused}
+    own = first.get(standing.tenant or "", standing.rank[1:])
+    others = {tenant: each for tenant, each in first.items() if tenant not in {standing.tenant, *paused}}
+    bound = around.bounds.get(PermitPool(standing.queue))
+    turns = None if bound is None or bound.content is None else bound.content.turns
+    if turns is None:
+        return _Turns(len(others), None)
+    mine = (turns.get(standing.tenant or "", 0), *own)
+    return _Turns(len(others), sum((turns.get(tenant, 0), *each) < mine for tenant, each in others.items()))
 
 
 def _names_run_beside(task: Task, on_record: Sequence[WorkerDocument] | None, now: datetime) -> list[str] | None:

@@ -286,6 +286,16 @@ def retry_delay_ms(failure_count: Expression, jitter: Expression) -> Expression:
     }
 
 
+def is_interrupted(now: Expression) -> Expression:
+    """Whether a run of this round ended without an outcome of its handler, and no run has followed it."""
+    was_handed_back = {"$and": [has_status(RunStatus.CANCELED), {"$lte": ["$$run.retry_time", None]}]}
+    cut_off = {"$or": [has_status(RunStatus.TIMEOUT), was_handed_back]}
+    end = {"$max": {"$map": {"input": runs_where(current(cut_off)), "as": "run", "in": "$$run.fail_time"}}}
+    followed = exists(runs_where(current({"$gte": ["$$run.claim_time", "$$end"]})))
+    waits = {"$let": {"vars": {"end": end}, "in": {"$and": [{"$gt": ["$$end", None]}, {"$not": [followed]}]}}}
+    return {"$or": [exists(runs_where(current(is_run_lapsed(now)))), waits]}
+
+
 def kept_runs() -> Expression:
     """Return the number of failed and timed-out runs of this round that stay in the document."""
     per_worker = {"$add": [f"{OPTION}.max_unexpected_retries", 1]}

@@ -114,7 +114,11 @@ class ReasonEntry(OpenAnswer):
 
 
 class PositionEntry(OpenAnswer):
-    """The place of a task among the due tasks of its queue. is_more: there may be more tasks before it."""
+    """The place of a task among the due tasks of its queue. is_more: there may be more tasks before it.
+
+    tenants_ahead: where the tenants of the queue take turns, the number of those that have their turn first. ahead is
+    then the number of tasks of its own tenant.
+    """
 
     model_config = ConfigDict(
         extra="allow",
@@ -130,6 +134,7 @@ class PositionEntry(OpenAnswer):
                     "rate": 0.4,
                     "reasons": [],
                     "now": "2030-12-31T23:59:10.000Z",
+                    "tenants_ahead": None,
                 }
             ]
         },
@@ -144,3 +149,4 @@ class PositionEntry(OpenAnswer):
     rate: float | None
     reasons: list[ReasonEntry]
     now: str
+    tenants_ahead: int | None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from mtask.client import AsyncClient
 from mtask.client.diagnosis.explain import Inspected, limits_of
+from mtask.client.diagnosis.limits import PermitUse
 from mtask.client.diagnosis.position import Position
 from mtask.client.reading.pages import TaskPage
 from mtask.client.reading.partial import TaskFields
@@ -24,7 +25,7 @@ from mtask.model.publishing.identity import check_key, check_name, task_id_of
 from mtask.model.publishing.tenants import prefix_of, stored_key
 from mtask.model.status import TaskStatus, WorkerStatus
 from mtask.store.lists.by_queue import QueueCounts
-from mtask.web.access import Caller
+from mtask.web.access import Caller, client_of
 from mtask.web.counts import Counts
 from mtask.web.sharing import Shared
 
@@ -264,16 +265,20 @@ class Reads:
         """Return a task, with why it waits and, if it waits for a worker, where it stands. Raises TaskNotFound."""
 
         async def read() -> tuple[Inspected, Position | None]:
-            stored = caller.stored_key(key)
-            found = await self._client.inspect(task_id_of(check_name(name), check_key(stored)))
+            client = client_of(self._client, caller)
+            found = await client.inspect(task_id_of(check_name(name), check_key(caller.stored_key(key))))
             if found.task is None or found.task.status is not TaskStatus.INIT:
                 return found, None
             try:
-                return found, await self._client.position(name, stored)
+                return found, await client.position(name, key)
             except TaskNotFound:
                 return found, None
 
         return await self.within(read())
+
+    async def permits(self, queue: Queue) -> list[PermitUse]:
+        """Return how many permits of each limit of a queue are in use."""
+        return await self.within(self._client.permits(queue.name)) if queue.limits else []
 
 
 def queues_of(

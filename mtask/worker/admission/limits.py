@@ -20,8 +20,9 @@ from mtask.errors import DatabaseError
 from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import LEAD_MS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
+from mtask.store.queues.permits import MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
+from mtask.store.statements.permits import LEAD_MS
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
 from mtask.worker.admission.windows import Windows, lane_of

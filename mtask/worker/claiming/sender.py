@@ -107,7 +107,8 @@ class Sender:
             await self._end_lapsed_sessions(task_ids)
         wanted = task_ids
         if lookup_first:
-            wanted = [task.id for task in await self._store.run(self._lookups.still_due(task_ids))]
+            due = {task.id for task in await self._store.run(self._lookups.still_due(task_ids))}
+            wanted = [task_id for task_id in task_ids if task_id in due]  # the tenants in their turns
         return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:

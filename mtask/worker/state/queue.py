@@ -99,7 +99,7 @@ class LimitedTasks(Source, Protocol):
     """The ready tasks that need permits. It offers those for which permits may be free."""
 
     item_cnt: int
-    drop: Callable[[Entry], None]  #: the queue sets it
+    dismiss: Callable[[Entry], None]  #: the queue sets it
 
     def push(self, entry: Entry, sequence: int, /) -> bool:
         """Add a ready task. Return False if it is not kept."""
@@ -177,7 +177,7 @@ class PreemptionQueue:
         self._is_limited = is_limited if limited is not None else _is_never_limited
         self._limited = limited
         if limited is not None:
-            limited.drop = self._forget
+            limited.dismiss = self._forget
         #: The number of ready tasks in `_limited`. While it is 0, limits cost nothing.
         self._limited_cnt = 0
         self._is_fair = is_fair

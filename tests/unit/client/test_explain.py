@@ -312,8 +312,6 @@ def control(kind: str, target: str, **fields: Any) -> Control:
             "paused",
             "the tenant 'acme' is paused: `mtask resume` with --tenant",
         ),
-        ([control("tenant", "acme", limit={"concurrency": 5})], "limited", "5 at once for the tenant 'acme'"),
-        ([control("queue", "default", tenant_limit={"concurrency": 2})], "limited", "2 at once for each tenant"),
         ([control("queue", "default", fair=True)], "turn", "the tenant 'acme' may have more tasks before this one"),
         ([control("tenant", "beta", paused=True, limit={"concurrency": 5})], "not_taken", "it could be taken"),
         ([control("queue", "other", fair=True)], "not_taken", "it could be taken"),

@@ -25,7 +25,8 @@ import mtask.testing
 from mtask.app.context import Transaction
 from mtask.app.family import Adding, Results
 from mtask.app.middleware import FinishCall, RunCall
-from mtask.client.diagnosis.explain import Reason
+from mtask.client.diagnosis.limits import PermitHolder, PermitUse, PermitWaiter
+from mtask.client.diagnosis.reasons import Reason
 from mtask.client.operating.scheduling import ScheduleArguments
 from mtask.client.reading.completed_aio import AsyncCompleted
 from mtask.client.reading.completed_sync import Completed
@@ -62,6 +63,9 @@ _REACHED = (
     WorkerMetrics,
     RunLog,
     LogLine,
+    PermitUse,
+    PermitHolder,
+    PermitWaiter,
 )
 #: Users get these from a call or as an argument, and do not make them.
 _MADE_BY_US = (

@@ -47,6 +47,7 @@ async def queue(visit: Visit) -> Response:
         limit=(control and control.limit) or _NONE,
         key_limit=(control and control.key_limit) or _NONE,
         tenant_limit=(control and control.tenant_limit) or _NONE,
+        permits=await visit.parts.reads.permits(found),
         is_fair=control is not None and control.fair,
         keep=(None, None) if control is None else (control.keep_success, control.keep_fail),
         window=_window,
