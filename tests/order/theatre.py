@@ -123,10 +123,13 @@ class Theatre:
     def wait_done(self, *queues: str) -> None:
         """Wait until all tasks of these queues have ended."""
         while left := self._count_open(queues):
-            eventually(lambda known=left: self._count_open(queues) < known, PATIENCE, f"one of {left} tasks ends")
+            eventually(partial(self._is_less, left, queues), PATIENCE, f"one of {left} tasks ends")
+
+    def _is_less(self, left: int, queues: Sequence[str]) -> bool:
+        return self._count_open(queues) < left
 
     def _count_open(self, queues: Sequence[str]) -> int:
-        return self.tasks.count_documents({"queue": {"$in": queues}, **_OPEN})
+        return self.tasks.count_documents({"queue": {"$in": list(queues)}, **_OPEN})
 
     def wait_ended(self, queue: str, key: str) -> None:
         """Wait until a task has succeeded."""
@@ -152,7 +155,7 @@ class Theatre:
     def history(self, *queues: str) -> History:
         """Return what happened in these queues."""
         starts = {event.run_id: event.time.timestamp() for event in self.stage.events.starts()}
-        found = self.tasks.find({"queue": {"$in": queues}})
+        found = self.tasks.find({"queue": {"$in": list(queues)}})
         return History(
             [read_task(StoredTask.model_validate(document), starts) for document in found],
             list(self._workers.values()),
