@@ -19,7 +19,6 @@ from tests.order.spells import Group, Spell
 from tests.order.times import Times, joined, within, without
 from tests.order.tolerance import Tolerance
 
-
 _AHEAD = 2
 
 
