@@ -44,6 +44,10 @@ class AnyClient:
 
         return call
 
+    def for_tenant(self, tenant: str) -> AnyClient:
+        """Return a client of this tenant, of the same kind."""
+        return AnyClient(self.kind, self.client.for_tenant(tenant), self.source, self.runner)
+
     def in_transaction(self, *steps: Callable[[Any], Any]) -> list[Any]:
         """Run the steps in one transaction of the caller's own client. The transaction aborts if a step raises.
 

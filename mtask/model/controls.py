@@ -95,7 +95,9 @@ class Start(BaseModel):
 
     task_id: Text
     token: Text  #: the token of the claim
-    time: Instant  #: the time of the claim; if it is not known yet: the latest possible time
+    #: The time at which the handler began. If it is not known yet: the latest possible time of the claim.
+    time: Instant
+    not_before: Any = None  #: an instant: the window has room from then on, so the handler waits for it
 
 
 class Running(BaseModel):

@@ -35,8 +35,8 @@ def kept(bounds: Iterable[Bound]) -> Operation[list[Finding]]:
 
 
 def _kept(name: str, task_ids: list[str]) -> Finding:
-    count = f"{len(task_ids)} permit{'s' * (len(task_ids) > 1)} of {name}"
-    message = f"{count}, for which tasks wait, belong to runs that ended over 2 min ago, such as {brief(task_ids[0])}"
+    count = f"permits of {name}, for which tasks wait, belong to runs that ended over 2 min ago: {len(task_ids)}"
+    message = f"{count}, such as that of {brief(task_ids[0])}"
     remedy = "Workers that serve the queue take such permits back within seconds: look into their logs."
     return fail("permits", message, remedy, task_ids=task_ids)
 

@@ -105,8 +105,16 @@ def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
     estimate = order.start_estimate(due, before, rate, now)
     if any(reason.code in _UNTIL_SOMEBODY_ACTS for reason in reasons) or (standing.is_fair and turns is None):
         estimate = None
+    if estimate is not None and before == 0:
+        estimate = _with_permits(estimate, reasons)
     tenants_ahead = None if turns is None else turns.first_cnt
     return Position(task_id, status, ahead.count, ahead.is_more, due, estimate, rate, reasons, now, tenants_ahead)
+
+
+def _with_permits(estimate: datetime, reasons: Sequence[Reason]) -> datetime | None:
+    """Return when a task starts before which no other goes. None: it waits for a permit, and nobody knows how long."""
+    waits = [reason.until for reason in reasons if reason.code in ("limited", "reserved", "behind")]
+    return None if None in waits else max([estimate, *filter(None, waits)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
 #: The number of requests in a row that may follow each other at once where tenants take turns.
 _AT_ONCE = 2
 #: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
-_ANSWER = 0.25
+_ANSWER = 0.5
 #: The least time between two scans for more waiting tasks, in seconds, if the first scan was useful, and if it was not.
 #: A scan was useful if at least `_USEFUL` permits were granted after it.
 _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100

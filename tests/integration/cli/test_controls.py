@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.model.controls import Control
+from mtask.model.controls import Control, Limit
 from mtask.store.driver.stores import SyncStore
+from mtask.store.queues import permits
+from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
 from tests.integration.cli.commands import Commands, client_of
 from tests.integration.stores import register
 from tests.mongo import eventually
@@ -173,6 +175,8 @@ def test_a_backlog_behind_a_limit_is_no_worry(mtask: Commands, store: SyncStore)
     mtask.ok("limit", "default", "--concurrency", "1", "--key-rate", "3/1s")
     register(store, "w1", queues=["default"], names=["send"])
     mtask.ok("publish", "send", "--key", "1")
+    full = PermitRequest(PermitPool("default"), Limit(concurrency=1), [Wanted("send:0")])
+    store.run(permits.take([full], "w1", "token"))
     assert reasons(mtask, "send:1") == ["limited"]
     assert [level for level, _, _ in due_findings(mtask)] == ["OK"]
     assert stuck(mtask) == {"send": None}

@@ -9,7 +9,11 @@ import pytest
 
 from mtask import TaskNotFound, TaskSpec, TaskStatus
 from mtask.errors import InvalidKey, MalformedTask
+from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
+from mtask.store.layout import setup
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims
 from tests.clients import AnyClient, claim, fail, server_now, succeed
 from tests.integration.stores import register
 
@@ -103,6 +107,54 @@ def test_start_is_not_estimated_while_nobody_would_take_the_task(client: AnyClie
     )  # fmt: skip
     found = client.position("a", "k")
     assert (found.start_estimate, reasons(found)) == (None, ["paused"])
+
+
+@pytest.mark.usefixtures("serving")
+def test_interrupted_tasks_go_before_any_priority(client: AnyClient, store: SyncStore) -> None:
+    for key, priority in (("low", -5), ("lower", -9), ("high", 5), ("higher", 9)):
+        client.publish("a", key=key, priority=priority)
+    claim(store, "a:low", "w1")
+    lapse(store, "a:low")
+    run_id = claim(store, "a:lower", "w1")
+    assert store.run(claims.finish([Outcome("a:lower", run_id, RunStatus.CANCELED)])) == {run_id}
+    assert {key: client.position("a", key).ahead for key in ("low", "lower", "higher", "high")} == {
+        "low": 0,
+        "lower": 1,
+        "higher": 2,
+        "high": 3,
+    }
+
+
+def lapse(store: SyncStore, task_id: str) -> None:
+    past = server_now(store) - timedelta(minutes=1)
+    changes = {"task_state.worker_states.0.ping_expire_time": past, "task_state.next_preempt_time": past}
+    store.tasks.update_one({"_id": task_id}, {"$set": changes})
+
+
+@pytest.mark.usefixtures("serving")
+def test_where_tenants_take_turns_the_turn_is_told(client: AnyClient, store: SyncStore) -> None:
+    for tenant, count in (("acme", 3), ("beta", 5), ("gone", 1), ("paused", 2)):
+        client.for_tenant(tenant).publish_many([TaskSpec("a", key=f"{n}") for n in range(count)])
+    client.cancel("a", "gone:0")
+    store.run(setup.ensure(setup.EVERY))
+    controls: list[tuple[str, str, dict[str, Any]]] = [
+        ("queue", "default", {"fair": True, "limit": {"concurrency": 1}}),
+        ("tenant", "paused", {"paused": True}),
+    ]
+    for kind, target, fields in controls:
+        common = {"kind": kind, "target": target, "revision": 1, "update_time": server_now(store), "schema_version": 1}
+        store.database["controls"].insert_one({"_id": f"{kind}:{target}", "paused": False, **common, **fields})
+    found = client.position("a", "acme:2")
+    assert (found.ahead, found.is_more, found.tenants_ahead) == (2, False, None), "no pool tells the turns yet"
+    pool = {"_id": '["default"]', "running": [], "starts": [], "schema_version": 1, "turn": 9}
+    turns = [{"tenant": "acme", "turn": 7}, {"tenant": "beta", "turn": 6}, {"tenant": "gone", "turn": 1}]
+    store.database["places"].insert_one({**pool, "turns": turns})
+    assert client.position("a", "acme:0").tenants_ahead == 1
+    assert client.position("a", "beta:4").tenants_ahead == 0
+    found = client.position("a", "acme:2")
+    assert (found.ahead, found.tenants_ahead, found.start_estimate) == (2, 1, None)
+    client.publish("a", key="of-nobody")
+    assert client.position("a", "of-nobody").tenants_ahead == 0, "it never had a turn"
 
 
 def test_position_names_what_is_wrong(client: AnyClient, store: SyncStore) -> None:

@@ -45,7 +45,7 @@ def test_one_name_and_key_are_two_tasks_of_two_tenants(
             "task:a": None,
         }
         assert "tenant" not in stored["task:a"]
-        of_acme = AnyClient(kind, any_client.client.for_tenant("acme"), any_client.source, any_client.runner)
+        of_acme = any_client.for_tenant("acme")
         assert of_acme.get("task", "a").id == of_acme.find()[0].id == "task:acme:a"
 
 

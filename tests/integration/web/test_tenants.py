@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from mtask.model.controls import Limit
 from mtask.store.driver.stores import SyncStore
-from tests.clients import claim, fail
+from mtask.store.queues import permits
+from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
+from tests.clients import claim, fail, server_now
+from tests.integration.stores import register
 from tests.integration.web.serving import Serving, with_server
 from tests.integration.web.test_events import following, take
 
@@ -232,6 +236,32 @@ def test_token_without_a_tenant_publishes_for_any_and_controls_them(
         waits = (await server.ask("GET", "/v1/tasks/echo/acme%3Aa/position")).json()["reasons"]
         assert any("the tenant 'acme' is paused" in reason["message"] for reason in waits)
         assert (await server.ask("PUT", "/v1/tenants/a%3Ab/limit", json={})).status_code == 422
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_tenant_is_told_that_its_task_waits_for_others_and_not_for_which(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    def fill_the_queue() -> None:
+        register(store, "w1", ["echo"])
+        pool, limit = PermitPool("default"), Limit(concurrency=1)
+        for worker, task_id in (("w1", "echo:umbra:a"), ("w2", "echo:umbra:b")):
+            wanted = Wanted(task_id, (0, 0, server_now(store)))
+            store.run(permits.take([PermitRequest(pool, limit, [wanted])], worker, f"token-{worker}"))
+
+    async def scenario(server: Serving) -> None:
+        await server.client.limit("default", concurrency=1)
+        for tenant in BOTH:
+            assert (await server.ask("PUT", TASK, json={}, token=tenant)).status_code == 201
+        await asyncio.to_thread(fill_the_queue)
+        answer = await server.ask("GET", f"{TASK}/position", token="acme")
+        reasons = [(reason["code"], reason["message"]) for reason in answer.json()["reasons"]]
+        limit = "the limit of the queue 'default', 1 at once, is reached: 1 other task holds its permit"
+        better = "1 better task waits for a permit of the queue 'default' before it, in w2"
+        assert reasons == [("limited", limit), ("behind", better)]
+        assert "umbra" not in answer.text
+        assert "echo:umbra:a" in (await server.ask("GET", "/v1/tasks/echo/acme%3Aa/position")).text
 
     with_server(mongo_uri, database_name, scenario)
 

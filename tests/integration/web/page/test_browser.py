@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -261,6 +262,44 @@ def test_queue_is_paused_limited_and_resumed(browser: Browser, stage: Stage) -> 
     assert (control.paused, control.keep_success) == (False, 5000)
     assert str(control.limit) == "5 at once, 100 starts in 10 s"
     stage.client.limit("mail")
+
+
+def test_permits_in_use_and_those_who_wait_for_them_are_shown(browser: Browser, stage: Stage) -> None:
+    client = stage.client
+    client.limit("video", concurrency=4, rate=(100, 60), key_concurrency=1)
+    keys = [f"{name}/a-rather-long-name-of-a-film" for name in ("film-1", "film-2")]
+    for key in keys:
+        client.publish("transcode", {"file": key}, key=key, queue="video", limit_key="archive", priority=5)
+    running = browser.until(lambda: client.find(queue="video", name="transcode", status="RUNNING", key=keys), "a run")
+    waiting = next(key for key in keys if key != running[0].key)
+    # Workers that are on record nowhere: entries of a pool hold for some seconds.
+    places = client.tasks.database["places"]
+    until = client.server_time() + timedelta(seconds=50)
+    rank = [0, 0, -9, client.server_time()]
+    tasks = [{"task_id": f"transcode:another-{n}", "is_single": True, "rank": rank} for n in range(3)]
+    listed = [{"worker_id": f"encoder-{n}", "until": until, "tasks": tasks[n:]} for n in range(3)]
+    places.update_one({"_id": '["video", "archive"]'}, {"$set": {"waiting": listed}})
+    for width in (WIDE, PHONE):
+        browser.size(width)
+        browser.open("/queue?queue=video")
+        browser.shows("Who waits")
+        shown = browser.text()
+        assert "1 of 1" in shown
+        assert "3 in encoder-0, first" in shown.replace("\n", " ")
+        assert "of 100 starts" in shown
+        assert browser.is_too_wide() == "", width
+        assert browser.js(_CUT) == [], width
+        browser.picture(PICTURES / f"permits-{width}.png")
+        browser.open(task("transcode", waiting))
+        browser.shows("the limit of the limit_key 'archive' in the queue 'video', 1 at once, is reached")
+        browser.shows("3 better tasks wait for a permit of the limit_key 'archive'")
+        assert browser.is_too_wide() == "", width
+        browser.picture(PICTURES / f"permits-task-{width}.png")
+    stage.gates.open(running[0].key)
+    stage.gates.open(waiting)
+    client.limit("video")
+    for key in keys:
+        stage.wait("transcode", key)
 
 
 def test_schedule_is_added_paused_resumed_and_removed(browser: Browser, stage: Stage) -> None:
