@@ -327,6 +327,29 @@ def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_fi
     assert gauge.most["all"] == 1
 
 
+def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=3, key_concurrency=1)
+    key = PermitPool("default", "k")
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 6, limit_key="k")
+            limits = bench.worker.parts.limits
+            for count in range(1, 5):
+                await until(lambda: limits.pools.state(key).refusals >= count, message="asked in vain")
+                limits.called(key.id)
+            await publish(bench, 2, prefix="free ")
+            await until(lambda: gauge.running["all"] == 3, message="two without a key run beside the one with it")
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 8, message="all done")
+
+    asyncio.run(scenario())
+
+
 def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not_ask_at_once(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
