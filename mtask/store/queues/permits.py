@@ -66,6 +66,11 @@ class PermitPool:
             parts.pop()
         return json.dumps(parts, ensure_ascii=False)
 
+    @classmethod
+    def of_id(cls, pool_id: str) -> PermitPool:
+        """Return the pool whose document has this `_id`."""
+        return cls(*json.loads(pool_id))
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from mtask.model.controls import Limit
+from mtask.model.documents import StoredTask
 from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.controls import Controls
 
@@ -98,6 +99,11 @@ class Pools:
         lane = Lane(pool.queue or "", pool.key, pool.tenant)
         return next((limit for each, limit in self.limits(lane) if limit is not None and each == pool), None)
 
+    def width(self, pool: PermitPool) -> int:
+        """Return the most permits of a pool that can be free at once. 0: it has no limit any more."""
+        limit = self.limit_of(pool)
+        return 0 if limit is None else width_of(limit)
+
     def kept(self, lane: Lane, pool: PermitPool) -> int:
         """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""
         return max(KEPT, 2 * next((width_of(limit) for each, limit in self.limits(lane) if limit and each == pool), 0))
@@ -141,6 +147,10 @@ class Pools:
         """Whether the tenants of this queue take turns."""
         return self._controls.is_fair(queue)
 
+    def takes_turns(self, pool: PermitPool) -> bool:
+        """Whether this is the pool of a queue whose tenants take turns."""
+        return pool.queue is not None and pool == PermitPool(pool.queue) and self.is_fair(pool.queue)
+
     def turn_of(self, queue: str, tenant: str | None) -> int:
         """Return the number of this tenant's last turn. The tenant with the smallest number is next."""
         turns = self._turns.get(queue)
@@ -162,3 +172,8 @@ class Pools:
 def width_of(limit: Limit) -> int:
     """Return the most permits that can be free at once."""
     return max(filter(None, (limit.concurrency, limit.starts)))
+
+
+def lane_of_task(task: StoredTask) -> Lane:
+    """Return the lane of a task."""
+    return Lane(task.queue, task.task_option.limit_key, task.tenant)
