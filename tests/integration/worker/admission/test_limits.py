@@ -25,7 +25,7 @@ from mtask.worker.admission.limits import Admitted
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
-from tests.mongo import until
+from tests.mongo import fail_command, until
 
 QUEUE = PermitPool("default")
 
@@ -128,6 +128,24 @@ def test_each_key_has_a_limit_of_its_own_and_what_has_none_is_not_bound_by_it(
 
     asyncio.run(scenario())
     assert [gauge.most[key] for key in ("a", "b", "none")] == [1, 1, 4]
+
+
+def test_request_for_permits_that_fails_is_made_again(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    client.limit("default", concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            places = f"{database_name}.places"
+            with fail_command(
+                mongo, "findAndModify", times=2, error_code=50, app_name=bench.app_name, namespace=places
+            ):
+                await publish(bench, 3)
+                await until(lambda: bench.count("SUCCESS") == 3, message="all done")
+
+    asyncio.run(scenario())
 
 
 def test_no_window_has_more_starts_than_the_limit(
@@ -307,6 +325,29 @@ def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_fi
 
     asyncio.run(scenario())
     assert gauge.most["all"] == 1
+
+
+def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=3, key_concurrency=1)
+    key = PermitPool("default", "k")
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 6, limit_key="k")
+            limits = bench.worker.parts.limits
+            for count in range(1, 5):
+                await until(lambda: limits.pools.state(key).refusals >= count, message="asked in vain")
+                limits.called(key.id)
+            await publish(bench, 2, prefix="free ")
+            await until(lambda: gauge.running["all"] == 3, message="two without a key run beside the one with it")
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 8, message="all done")
+
+    asyncio.run(scenario())
 
 
 def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not_ask_at_once(
