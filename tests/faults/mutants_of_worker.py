@@ -707,7 +707,8 @@ WORKER_MUTATIONS = (
         (Edit("mtask/worker/state/line.py", "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
         (f"{_STARTS}::test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once",
          f"{_STARTS}::test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds",
-         "tests/integration/worker/executors/test_starts.py::test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it"),
+         "tests/integration/worker/executors/test_starts.py"
+         "::test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it"),
     ),
     Mutation(
         "turns-lost-while-they-wait",

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -21,7 +22,7 @@ from mtask.store.layout import setup
 from mtask.store.queues import permits
 from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
 from mtask.store.tasks import claims
-from mtask.worker.admission.limits import Admitted
+from mtask.worker.admission.limits import Admitted, Limits
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
@@ -327,6 +328,10 @@ def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_fi
     assert gauge.most["all"] == 1
 
 
+def _was_refused(limits: Limits, pool: PermitPool, least: int) -> bool:
+    return limits.pools.state(pool).refusals >= least
+
+
 def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
@@ -339,8 +344,9 @@ def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
         async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
             await publish(bench, 6, limit_key="k")
             limits = bench.worker.parts.limits
-            for count in range(1, 5):
-                await until(lambda: limits.pools.state(key).refusals >= count, message="asked in vain")
+            asked_in_vain = [partial(_was_refused, limits, key, count) for count in range(1, 5)]
+            for condition in asked_in_vain:
+                await until(condition, message="asked in vain")
                 limits.called(key.id)
             await publish(bench, 2, prefix="free ")
             await until(lambda: gauge.running["all"] == 3, message="two without a key run beside the one with it")
