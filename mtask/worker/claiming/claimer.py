@@ -51,7 +51,7 @@ class Claimer:
         self._overflow = overflow
         self._ranks = ranks
         self._wake = asyncio.Event()
-        #: The claims of groups that are under way, and those of them that ask for permits: no other group waits for these.
+        #: The claims of groups under way, and those of them that ask for permits: no other group waits for these.
         self._in_flight: set[asyncio.Task[None]] = set()
         self._limited: set[asyncio.Task[None]] = set()
         self._next_group = NextGroup()
