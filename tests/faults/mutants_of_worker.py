@@ -33,6 +33,7 @@ _RUNNER = "mtask/worker/running/runner.py"
 _CLAIMED = "mtask/store/tasks/claimed.py"
 _CLAIMED_TESTS = "tests/unit/store/tasks/test_claimed.py"
 _CAUGHT = "tests/integration/worker/test_mutants_caught.py"
+_STARTS = "tests/integration/worker/claiming/test_starts.py"
 _CLAIMS = "tests/integration/worker/claiming/test_claims.py"
 _DOCUMENTS = "tests/integration/worker/test_documents.py"
 _TOGETHER = (
@@ -699,6 +700,36 @@ WORKER_MUTATIONS = (
         (Edit("mtask/worker/claiming/slots.py", "self._signals.slot_left.send()\n\n    def add", "\n    def add"),),
         ("tests/integration/worker/claiming/test_claims.py::"
          "test_each_slot_that_becomes_free_is_filled_though_no_hint_comes",),
+    ),
+    Mutation(
+        "started-as-they-came",
+        "The runs that wait for a slot or for an executor start in the order in which their claims landed.",
+        (Edit("mtask/worker/state/line.py", "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
+        (f"{_STARTS}::test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once",
+         f"{_STARTS}::test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds",
+         "tests/integration/worker/executors/test_starts.py"
+         "::test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it"),
+    ),
+    Mutation(
+        "turns-lost-while-they-wait",
+        "Of the runs that wait in a queue with fair turns, those of the highest priority start first.",
+        (Edit(_ADOPTION, "if self._controls.fair_queues:", "if False:"),),
+        (f"{_STARTS}::test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities",),
+    ),
+    Mutation(
+        "interrupted-and-forgotten",
+        "The run of a task that was handed back waits behind all runs of higher priority.",
+        (Edit(_CLAIMED, "return due, handed_back or bool(lapsed)", "return due, bool(lapsed)"),),
+        (f"{_CLAIMED_TESTS}::test_the_order_of_a_run_is_that_of_its_task_before_the_claim",
+         f"{_STARTS}::test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds"),
+    ),
+    Mutation(
+        "patient-for-the-wrong-run",
+        "The worker looks at what has waited too long when the run that starts next would have.",
+        (Edit("mtask/worker/claiming/slots.py", "min(since for since, _ in self._waiting)",
+              "next(iter(self._waiting))[0]"),),
+        ("tests/unit/worker/claiming/test_slots.py"
+         "::test_run_that_has_waited_longest_is_handed_back_first_though_it_would_start_first_or_last",),
     ),
     Mutation(
         "last-group-held-back",

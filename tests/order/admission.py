@@ -9,9 +9,6 @@ from typing import Literal, NamedTuple
 from tests.order.history import History, Run
 from tests.order.permits import Pledge, Pool, Rules
 
-#: How much closer two starts may be than the window says, in seconds: handlers note times that are exact to the ms.
-_EXACT = 0.01
-
 
 class Extra(NamedTuple):
     """A run beyond a limit."""
@@ -33,7 +30,7 @@ def beyond(history: History, rules: Rules, clock: float) -> Iterator[Extra]:
         if pledge.limit.concurrency is not None:
             yield from _runs_beyond(pool, pledge, counted, clock)
         if pledge.limit.starts is not None:
-            yield from _starts_beyond(pool, pledge, counted)
+            yield from _starts_beyond(pool, pledge, counted, clock)
 
 
 def _runs_beyond(pool: Pool, pledge: Pledge, counted: list[tuple[Run, str]], clock: float) -> Iterator[Extra]:
@@ -45,11 +42,11 @@ def _runs_beyond(pool: Pool, pledge: Pledge, counted: list[tuple[Run, str]], clo
             yield Extra("too many runs", task_id, run.claimed, f"{len(live)} runs of {_name(pool)}, {pledge.limit}")
 
 
-def _starts_beyond(pool: Pool, pledge: Pledge, counted: list[tuple[Run, str]]) -> Iterator[Extra]:
+def _starts_beyond(pool: Pool, pledge: Pledge, counted: list[tuple[Run, str]], clock: float) -> Iterator[Extra]:
     most = pledge.limit.starts or 0
     starts = sorted((run.started, task_id) for run, task_id in counted if run.started is not None)
     for (first, _), (last, task_id) in zip(starts, starts[most:], strict=False):
-        if last - first < pledge.limit.window - _EXACT:
+        if last - first < pledge.limit.window - clock:
             what = f"{most + 1} starts of {_name(pool)} within {last - first:.3f} s, {pledge.limit}"
             yield Extra("too many starts", task_id, last, what)
 

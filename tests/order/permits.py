@@ -12,10 +12,6 @@ from tests.order.history import FREE, Change, History, Limit, Run, Settings, Tas
 from tests.order.spells import Group
 from tests.order.times import Times, joined
 
-#: The windows of the engine are longer than those of the limit, by this share and at most by this time (seconds): for
-#: the way from the claim to the start of the handler.
-_WAY, _MAX_WAY = 0.02, 0.1
-
 
 class Pool(NamedTuple):
     """The permits of a queue, of a limit_key or a tenant in it, or of a tenant over all queues."""
@@ -89,6 +85,8 @@ class Permits:
     def __init__(self, runs: Iterable[Run]) -> None:
         taken = list(runs)
         self.claims = sorted(run.claimed for run in taken)
+        #: A start counts from the claim on, and until the window after the start of the handler is over.
+        self.starts = sorted(run.claimed if run.started is None else run.started for run in taken)
         # The shortest run takes a while, too: times are whole milliseconds.
         self.releases = sorted(max(run.ended, run.claimed + 0.001) for run in taken)
 
@@ -97,15 +95,14 @@ class Permits:
         return bisect_right(self.claims, at + lag) - bisect_right(self.releases, at - lag)
 
     def started(self, at: float, window: float, lag: float = 0.0) -> int:
-        """Return how many were claimed in the window that ends at this instant."""
-        return bisect_right(self.claims, at + lag) - bisect_right(self.claims, at - window - lag)
+        """Return how many starts count in the window that ends at this instant."""
+        return bisect_right(self.claims, at + lag) - bisect_right(self.starts, at - window - lag)
 
     def is_taken(self, limit: Limit, at: float, lag: float = 0.0) -> bool:
         """Whether none was free at an instant."""
         if limit.concurrency is not None and self.held(at, lag) >= limit.concurrency:
             return True
-        window = limit.window if not lag else longest_window(limit)
-        return limit.starts is not None and self.started(at, window, lag) >= limit.starts
+        return limit.starts is not None and self.started(at, limit.window, lag) >= limit.starts
 
     def was_taken(self, limit: Limit, since: float, until: float, lag: float = 0.0) -> bool:
         """Whether none was free at some instant between these two, both included."""
@@ -116,7 +113,7 @@ class Permits:
     def taken(self, limit: Limit, lag: float) -> Times:
         """Return the times in which none may have been free, if claims were earlier and ends later by the lag."""
         claims = [claim - lag for claim in self.claims]
-        windows = [claim + longest_window(limit) + lag for claim in self.claims]
+        windows = [start + limit.window + lag for start in self.starts]
         counts = ((limit.concurrency, [end + lag for end in self.releases]), (limit.starts, windows))
         return joined(up for most, ends in counts if most is not None for up in _times_of(most, claims, ends))
 
@@ -127,9 +124,8 @@ class Permits:
             later = self.releases[bisect_right(self.releases, since) :]
             at = max(at, _nth(limit.concurrency - self.held(since), later, since, needed))
         if limit.starts is not None:
-            window = longest_window(limit)
-            later = [claim + window for claim in self.claims[bisect_right(self.claims, since - window) :]]
-            at = max(at, _nth(limit.starts - self.started(since, window), later, since, needed))
+            later = [start + limit.window for start in self.starts[bisect_right(self.starts, since - limit.window) :]]
+            at = max(at, _nth(limit.starts - self.started(since, limit.window), later, since, needed))
         return at
 
 
@@ -151,11 +147,6 @@ def _nth(free: int, later: list[float], since: float, needed: int) -> float:
         return since
     place = needed - free - 1
     return later[place] if place < len(later) else inf
-
-
-def longest_window(limit: Limit) -> float:
-    """Return the time for which a start may count, in seconds."""
-    return limit.window + min(_MAX_WAY, limit.window * _WAY)
 
 
 class Book:

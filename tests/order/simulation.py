@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from tests.order.history import Change, End, History, Limit, Run, Settings, Task, Worker
-from tests.order.permits import Pool, Rules, longest_window
+from tests.order.permits import Pool, Rules
 
 _STEP = 0.02
 #: How long a claim takes at most, and how late a permit comes back, in seconds.
@@ -90,7 +90,7 @@ class Simulation:
 
     def _is_free(self, pool: Pool, limit: Limit, at: float) -> bool:
         held = sum(pool in live.pools for live in self.live)
-        started = sum(start > at - longest_window(limit) for start in self.starts[pool])
+        started = sum(start > at - limit.window for start in self.starts[pool])
         return held < (limit.concurrency or 10**6) and started < (limit.starts or 10**6)
 
     def _held(self, worker: Worker) -> int:

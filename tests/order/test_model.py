@@ -678,7 +678,7 @@ def test_rescue_counts_from_the_permit_where_all_are_taken() -> None:
 def test_rescue_counts_from_the_next_start_of_a_window() -> None:
     story = Story()
     story.limit(Limit(starts=1, window=1.0))
-    story.task("lapsed", run(0, 2, end="lapse"), run(2.72))
+    story.task("lapsed", run(0, 2, end="lapse"), run(2.7))
     story.task("other", run(1.5, 0.1))
     assert delays(story) == {"lapsed": ("lapse", 0.2, 0)}
 

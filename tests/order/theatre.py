@@ -20,14 +20,15 @@ from mtask.model.controls import Limit as StoredLimit
 from mtask.model.documents import StoredTask
 from mtask.model.status import TaskStatus
 from tests.mongo import PATIENCE, Document, eventually
-from tests.order.app import ISOLATED, OTHER, WORK
+from tests.order.app import ISOLATED, OTHER, WORK, gate_beside
 from tests.order.history import Change, History, Limit, Settings, Up, Worker
 from tests.order.reading import read_task
 from tests.security import accounts, is_secure
 from tests.workers import Stage, WorkerProcess, open_stage
 
-#: A lease so short that a rescue does not take long.
-LEASE: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1000, "unexpected_retry_delay_ms": 0}
+#: A lease that outlasts any pause of a slow machine, and one so short that a rescue does not take long.
+_LEASE: dict[str, Any] = {"ping_interval_ms": 2_000, "worker_timeout_ms": 30_000, "unexpected_retry_delay_ms": 0}
+SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1_000}
 #: After the death of a worker, a permit of a claim that never came may be held for so long, in seconds.
 _UNSURE = 20.0
 _OPEN = {"task_state.status": {"$nin": [status.value for status in TaskStatus if status.is_final]}}
@@ -119,33 +120,42 @@ class Theatre:
         """Publish these tasks in one call."""
         self.client.publish_many(specs)
 
-    def wait_done(self, timeout: float = PATIENCE) -> None:
-        """Wait until all tasks have ended."""
-        eventually(lambda: not self.tasks.count_documents(_OPEN), timeout, "all tasks have ended")
+    def wait_done(self, *queues: str) -> None:
+        """Wait until all tasks of these queues have ended."""
+        while left := self._count_open(queues):
+            eventually(partial(self._is_less, left, queues), PATIENCE, f"one of {left} tasks ends")
 
-    def holders(self, queue: str) -> dict[str, str]:
-        """Return the worker of each run whose handler holds, by the id of its task."""
-        holding = {"queue": queue, "params.holds": True, "task_state.worker_states.0.status": "RUNNING"}
-        noted = {event.task_id for event in self.stage.events.starts()}
-        found = self.tasks.find(holding, {"task_state.worker_states": 1})
-        return {
-            task["_id"]: task["task_state"]["worker_states"][0]["worker_id"] for task in found if task["_id"] in noted
-        }
+    def _is_less(self, left: int, queues: Sequence[str]) -> bool:
+        return self._count_open(queues) < left
 
-    def wait_held(self, queue: str, count: int) -> dict[str, str]:
-        """Wait until so many handlers hold. Return their workers by task_id."""
-        return eventually(partial(self._held, queue, count), PATIENCE, f"{count} handlers hold in {queue}")
+    def _count_open(self, queues: Sequence[str]) -> int:
+        return self.tasks.count_documents({"queue": {"$in": list(queues)}, **_OPEN})
 
-    def _held(self, queue: str, count: int) -> dict[str, str]:
-        found = self.holders(queue)
-        return found if len(found) >= count else {}
+    def wait_ended(self, queue: str, key: str) -> None:
+        """Wait until a task has succeeded."""
+        ended = {"_id": {"$regex": f"{queue}/{key}$"}, "task_state.status": TaskStatus.SUCCESS.value}
+        eventually(lambda: self.tasks.count_documents(ended), PATIENCE, f"{key} of {queue} ends")
+
+    def open(self, gate: str) -> None:
+        """Let the handlers go on that wait at this gate."""
+        gate_beside(self.stage.events.path, gate).touch()
+
+    def wait_held(self, queue: str, gate: str, count: int) -> dict[str, str]:
+        """Wait until so many handlers of a queue wait at a gate. Return their workers by task_id."""
+        return eventually(partial(self._held, queue, gate, count), PATIENCE, f"{count} of {queue} wait at {gate}")
+
+    def _held(self, queue: str, gate: str, count: int) -> dict[str, str]:
+        running = {"queue": queue, "params.gate": gate, "task_state.status": TaskStatus.RUNNING.value}
+        noted = {event.task_id: event.worker_id for event in self.stage.events.starts()}
+        found = [task["_id"] for task in self.tasks.find(running, {"_id": 1}) if task["_id"] in noted]
+        return {task_id: noted[task_id] for task_id in found} if len(found) >= count else {}
 
     # --- what happened ------------------------------------------------------------------------------------------
 
     def history(self, *queues: str) -> History:
         """Return what happened in these queues."""
         starts = {event.run_id: event.time.timestamp() for event in self.stage.events.starts()}
-        found = self.tasks.find({"queue": {"$in": queues}})
+        found = self.tasks.find({"queue": {"$in": list(queues)}})
         return History(
             [read_task(StoredTask.model_validate(document), starts) for document in found],
             list(self._workers.values()),
@@ -168,11 +178,11 @@ def open_theatre(server: ReplicaSet, folder: Path, queues: Sequence[str]) -> Ite
 def spec(
     queue: str, key: str, seconds: float = 0.0, *, name: str = WORK, tenant: str | None = None, **rest: Any
 ) -> TaskSpec:
-    """Return a task of a queue. `fails`, `holds`: params of its handler; the rest are options."""
-    params: Document = {param: rest.pop(param) for param in ("fails", "holds") if param in rest}
+    """Return a task of a queue. `fails`, `gate`: params of its handler; the rest are options."""
+    params: Document = {param: rest.pop(param) for param in ("fails", "gate") if param in rest}
     if name != ISOLATED:
         params["seconds"] = seconds
-    return TaskSpec(name, params, key=f"{queue}/{key}", queue=queue, tenant=tenant, **{**LEASE, **rest})
+    return TaskSpec(name, params, key=f"{queue}/{key}", queue=queue, tenant=tenant, **{**_LEASE, **rest})
 
 
 def _limit(limit: StoredLimit | None) -> Limit | None:

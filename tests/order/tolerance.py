@@ -13,7 +13,7 @@ class Tolerance:
     under_way: float = 0.25  #: claims so close to each other were sent at the same time
     lag: float = 0.25  #: how much later than its end a run may return its permit
     turns: int = 1  #: how many turns each other tenant may have between two turns of a tenant
-    clock: float = 0.05  #: how far two readings of the server's clock may be apart
+    clock: float = 0.05  #: how far two readings of a clock may be apart: a handler notes its start a little later
     #: Without limits, workers share a backlog. A worker learns of all tasks of other shares within this time, and goes
     #: on with its own share where the other task is older by no more than `preference`.
     slot_grace: float = 6.0

@@ -1,4 +1,9 @@
-"""Judges fair turns: between two starts of a tenant that has a task to start, each other tenant starts at most once."""
+"""Judges fair turns: between two starts of a tenant that has a task to start, each other tenant starts at most once.
+
+Several permits may be free at once, and then the order of the starts that take them tells nothing; nor do the workers
+know at once of each other's starts. So over a longer time, another tenant may be ahead by `_AHEAD` more turns, but it
+does not get more turns again and again.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ from tests.order.permits import Book, Permits, Pool
 from tests.order.spells import Group, Spell
 from tests.order.times import Times, joined, within, without
 from tests.order.tolerance import Tolerance
+
+_AHEAD = 2
 
 
 class Turn(NamedTuple):
@@ -66,20 +73,23 @@ class TurnJudge:
         return is_own and self._up.since <= spell.until <= self._up.until
 
     def _out_of_turn(self, tenant: str, ready: Times, own: Sequence[float], others: Sequence[Spell]) -> Iterator[Turn]:
-        """Yield the starts by which another tenant is ahead by more than one, while this tenant has a task to start.
+        """Yield the starts of another tenant for which this tenant waited too long, while it had a task to start.
 
         A start of this tenant that was under way at either end counts as one in between.
         """
-        under_way = self._tolerance.under_way
+        under_way, turns = self._tolerance.under_way, self._tolerance.turns
         for since, until in ready:
             first = bisect_left(others, since + under_way, key=lambda spell: spell.until)
             last = bisect_right(others, until - under_way, key=lambda spell: spell.until)
             least: float = inf  # how far the other was behind at most, before one of its starts
             for number, spell in enumerate(others[first:last]):
+                so_far = bisect_right(own, spell.until + under_way)
+                begun = others[max(first, first + number - turns)].until - under_way
+                at_once = min(number, turns) + 1 if bisect_left(own, begun) == so_far else 0
                 least = min(least, number - bisect_left(own, spell.until - under_way))
-                ahead = number + 1 - bisect_right(own, spell.until + under_way) - least
-                if ahead > self._tolerance.turns:
-                    what = f"{ahead:.0f} turns more than {tenant}, which had a task to start since {since:.3f}"
+                ahead = number + 1 - so_far - least
+                if at_once > turns or ahead > turns + _AHEAD:
+                    what = f"{max(at_once, ahead):.0f} turns, and {tenant} had a task to start since {since:.3f}"
                     yield Turn(spell.task.id, spell.until, what)
                     break
 

@@ -28,38 +28,22 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseError, DuplicateKey
-from mtask.model.controls import MAX_WINDOW_MS, Limit
+from mtask.model.controls import Limit
 from mtask.model.documents import SCHEMA_VERSION, runs_in
 from mtask.model.rules import Rank
 from mtask.model.status import FINAL, RunStatus
 from mtask.store.driver.operation import Operation, places, tasks
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters
+from mtask.store.statements import permits as statements
 from mtask.store.tasks import claims
 
 Document = dict[str, Any]
-#: Time limit of a claim, in ms, counted from the update that takes its permits.
-CLAIM_MS = 2_000
-#: A start is permitted this time before another one leaves the window, in ms: the lookup, the permit and the claim take
-#: about as long. Its handler waits for the time at which the window has room.
-LEAD_MS = 100
-#: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
-#: One that has died, or has no room any more, keeps no permit from others for longer.
-WAIT_MS = 5_000
 #: The most waiting tasks of one worker that a pool lists.
-MAX_WAITING = 200
+MAX_WAITING = 100
 #: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
 #: missing after this delay will never come.
 _LATEST = timedelta(seconds=15)
-#: The time for which the document of an unused pool is kept, in ms.
-_KEPT_MS = 3_600_000
-#: The furthest that a well-formed instant can lie in the future, in ms. No claim writes a later instant, even if the
-#: clocks of two servers differ.
-_ABSURD_MS = 60_000
-#: The most tenants whose turns a pool remembers.
-_MAX_TURNS = 1_000
-#: A rank behind all others, for a worker that knows of no other.
-_LAST = [9]
 _RACES = 5
 
 
@@ -81,6 +65,11 @@ class PermitPool:
         while len(parts) > 1 and parts[-1] is None:
             parts.pop()
         return json.dumps(parts, ensure_ascii=False)
+
+    @classmethod
+    def of_id(cls, pool_id: str) -> PermitPool:
+        """Return the pool whose document has this `_id`."""
+        return cls(*json.loads(pool_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,297 +175,6 @@ class PermitGrant:
 NONE = PermitGrant(frozenset(), None)
 
 
-def _sound(path: str, instant: str) -> x.Expression:
-    """Return the well-formed entries of an array. A malformed entry would use up a permit for ever."""
-    entry = "$$entry"
-    is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
-    types = [("task_id", "string"), ("token", "string"), (instant, "date")]
-    conditions = [*({"$eq": [{"$type": f"{entry}.{field}"}, name]} for field, name in types), is_near]
-    array = {"$cond": [{"$isArray": [path]}, path, []]}
-    return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
-
-
-#: The well-formed entries of the arrays `starts` and `running`.
-_STARTS, _RUNNING = _sound("$starts", "time"), _sound("$running", "claim_by")
-
-
-def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expression:
-    unused = {"$eq": [{"$size": running}, 0]}
-    return {"$cond": [unused, {"$add": [x.NOW, _KEPT_MS, window_ms]}, "$$REMOVE"]}
-
-
-def _others_waiting(worker_id: str) -> x.Expression:
-    """Return the well-formed entries of `waiting` that are of other workers, and still hold."""
-    task = "$$task"
-    is_task = {
-        "$and": [
-            {"$eq": [{"$type": f"{task}.task_id"}, "string"]},
-            {"$isArray": [f"{task}.rank"]},
-            {"$isNumber": {"$arrayElemAt": [{"$cond": [{"$isArray": [f"{task}.rank"]}, f"{task}.rank", []]}, 1]}},
-        ]
-    }
-    array = {"$cond": [{"$isArray": ["$$worker.tasks"]}, "$$worker.tasks", []]}
-    sound_tasks = {"$filter": {"input": array, "as": "task", "cond": is_task}}
-    holds = {
-        "$and": [
-            {"$eq": [{"$type": "$$worker.worker_id"}, "string"]},
-            {"$ne": ["$$worker.worker_id", x.literal(worker_id)]},
-            {"$eq": [{"$type": "$$worker.until"}, "date"]},
-            {"$gt": ["$$worker.until", x.NOW]},
-            {"$lt": ["$$worker.until", x.add_ms(x.NOW, _ABSURD_MS)]},
-        ]
-    }
-    live = {"$filter": {"input": "$waiting", "as": "worker", "cond": holds}}
-    checked = {"$map": {"input": live, "as": "worker", "in": {"$mergeObjects": ["$$worker", {"tasks": sound_tasks}]}}}
-    has_some = {"$and": [{"$isArray": ["$waiting"]}, {"$ne": ["$waiting", []]}]}
-    return {"$cond": [has_some, checked, []]}
-
-
-def _key(task: str) -> x.Expression:
-    """Return the sort key of a task.
-
-    Where tenants take turns, the first tasks of all tenants come before the second ones, and so on. Of these, the one
-    comes first whose tenant had its last turn longest ago.
-    """
-    begins, index, priority, time = ({"$arrayElemAt": [f"{task}.rank", place]} for place in range(4))
-    place = {"$indexOfArray": ["$turns.tenant", {"$ifNull": [f"{task}.tenant", ""]}]}
-    last = {"$cond": [{"$gte": [place, 0]}, {"$arrayElemAt": ["$turns.turn", place]}, 0]}
-    by_turn = [begins, index, last, priority, time]
-    return {"$cond": [{"$isArray": ["$turns"]}, by_turn, {"$ifNull": [f"{task}.rank", x.literal(_LAST)]}]}
-
-
-def _sound_turns(is_fair: x.Expression) -> Document:
-    """Return the turns of a fair pool. What is malformed begins anew."""
-    is_sound = {"$and": [{"$eq": [{"$type": "$$of.tenant"}, "string"]}, {"$isNumber": "$$of.turn"}]}
-    turns = {"$filter": {"input": {"$cond": [{"$isArray": ["$turns"]}, "$turns", []]}, "as": "of", "cond": is_sound}}
-    return {
-        "turn": {"$cond": [is_fair, {"$cond": [{"$isNumber": "$turn"}, "$turn", 0]}, "$$REMOVE"]},
-        "turns": {"$cond": [is_fair, turns, "$$REMOVE"]},
-    }
-
-
-def _ids(tasks: x.Expression) -> x.Expression:
-    return {"$map": {"input": tasks, "as": "task", "in": "$$task.task_id"}}
-
-
-def _all_tasks(tasks: x.Expression) -> x.Expression:
-    """Return `tasks` of each entry of `$waiting`, as one array."""
-    each = {"$map": {"input": "$waiting", "as": "worker", "in": tasks}}
-    return {"$reduce": {"input": each, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
-
-
-def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[Mapping[str, Any]]:
-    """Return the last stages of an update: call the workers of the tasks for which `free` permits are left.
-
-    The worker itself is not called: it looks after its own tasks. If it is the only one, nobody hears of the update.
-    """
-    keyed = {
-        "$map": {"input": "$$worker.tasks", "as": "task", "in": {"key": _key("$$task"), "of": "$$worker.worker_id"}}
-    }
-    in_order = {"$sortArray": {"input": _all_tasks(keyed), "sortBy": 1}}  # by the key, as it comes first
-    first = {"$slice": [in_order, {"$max": ["$_free", 1]}]}
-    workers = {"$setUnion": [{"$map": {"input": first, "as": "task", "in": "$$task.of"}}]}
-    is_any = {"$and": [{"$gt": ["$_free", 0]}, {"$ne": ["$waiting", []]}]}
-    # The time makes each call a change, so that the stream tells of it.
-    text = {
-        "$reduce": {
-            "input": "$_called",
-            "initialValue": {"$concat": [{"$toString": x.NOW}, "\n"]},
-            "in": {"$concat": ["$$value", "$$this", "\n"]},
-        }
-    }
-    is_called = {"$ne": ["$_called", []]}
-    everybody = {"$concatArrays": ["$waiting", "$_mine"]}
-    return [
-        {"$set": {"_mine": waiting, "waiting": _others_waiting(worker_id), "_free": free}},
-        {"$set": {"_called": {"$cond": [is_any, workers, []]}}},
-        {
-            "$set": {
-                "call": {"$cond": [is_called, text, "$call"]},
-                "quiet_time": {"$cond": [is_called, "$quiet_time", x.NOW]},
-                "waiting": {"$cond": [{"$eq": [everybody, []]}, "$$REMOVE", everybody]},
-            }
-        },
-        {"$unset": ["_mine", "_free", "_called"]},
-    ]
-
-
-def _take(
-    requests: Sequence[PermitRequest], worker_id: str, token: str, dead: Sequence[str]
-) -> list[Mapping[str, Any]]:
-    """Return the update that grants the requested permits, as far as they are free. It serves all requested pools."""
-    ids = x.literal([request.pool.id for request in requests])
-    mine = {"$arrayElemAt": [x.literal([request.document() for request in requests]), {"$indexOfArray": [ids, "$_id"]}]}
-    claim_by = x.add_ms(x.NOW, CLAIM_MS)
-    is_fair = any(request.is_fair for request in requests)
-    is_timed = any(request.limit.starts is not None for request in requests)
-    window_begin = {"$subtract": [x.NOW, "$_request.window_ms"]}
-    in_window: x.Expression = {
-        "$filter": {"input": _STARTS, "as": "start", "cond": {"$gt": ["$$start.time", window_begin]}}
-    }
-    ends_soon = {"$lte": ["$$start.time", x.add_ms(window_begin, LEAD_MS)]}
-    soon: x.Expression = {"$size": {"$filter": {"input": "$starts", "as": "start", "cond": ends_soon}}}
-    if is_timed:
-        in_window = {"$sortArray": {"input": in_window, "sortBy": {"time": 1}}}
-
-    def left(limit: str, used: str, freed: x.Expression = 0) -> x.Expression:
-        in_use = {"$subtract": [{"$size": used}, freed]}
-        return {"$subtract": [{"$ifNull": [limit, {"$add": [in_use, 1_000_000]}]}, in_use]}
-
-    runs_left, starts_left = left("$_request.concurrency", "$running"), left("$_request.starts", "$starts", soon)
-    free = {"$max": [0, {"$min": [runs_left, starts_left]}]}
-
-    def fresh(entries: str, instant: str) -> x.Expression:
-        is_fresh = {"$gt": [f"$$entry.{instant}", x.NOW]}
-        return _ids({"$filter": {"input": entries, "as": "entry", "cond": is_fresh}})
-
-    # Another worker may be about to claim the same task: it has a permit for it.
-    under_way = {"$setUnion": [fresh("$running", "claim_by"), fresh("$starts", "time")]}
-    is_open = {"$not": [{"$and": ["$$task.is_single", {"$in": ["$$task.task_id", "$_under_way"]}]}]}
-    can_go = {"$filter": {"input": "$_request.wanted", "as": "task", "cond": is_open}}
-    # Another request of the worker may have got permits for some of these.
-    still_waiting = {"$filter": {"input": "$_request.waiting", "as": "task", "cond": is_open}}
-    keyed: x.Expression = {
-        "$map": {"input": can_go, "as": "task", "in": {"$mergeObjects": [{"key": _key("$$task")}, "$$task"]}}
-    }
-    if is_fair:
-        keyed = {"$sortArray": {"input": keyed, "sortBy": 1}}  # by the key, as it comes first
-    not_mine = {
-        "$filter": {
-            "input": "$$worker.tasks",
-            "as": "task",
-            "cond": {"$not": [{"$in": ["$$task.task_id", _ids("$_request.wanted")]}]},
-        }
-    }
-    rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
-    # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
-    own_rivals = {"$map": {"input": still_waiting, "as": "task", "in": rival}}
-    its = [{"$cond": ["$_request.is_fair", own_rivals, []]}] if is_fair else []
-    # A set, because several workers may wait for the same task.
-    rivals = {"$setUnion": [_all_tasks({"$map": {"input": not_mine, "as": "task", "in": rival}}), *its]}
-    better = {
-        "$size": {
-            "$filter": {
-                "input": "$_rivals",
-                "as": "rival",
-                "cond": {"$lt": ["$$rival.key", {"$getField": {"field": "key", "input": "$$candidate"}}]},
-            }
-        }
-    }
-    at = {"$arrayElemAt": ["$_open", "$$place"]}
-    is_granted = {"$let": {"vars": {"candidate": at}, "in": {"$lt": [{"$add": ["$$place", better]}, "$_free"]}}}
-    room = {"$min": ["$_free", "$_request.most", {"$size": "$_open"}]}
-    granted_cnt = {
-        "$cond": [
-            {"$eq": ["$_rivals", []]},
-            room,
-            {"$size": {"$filter": {"input": {"$range": [0, room]}, "as": "place", "cond": is_granted}}},
-        ]
-    }
-    got = {"$cond": [{"$gt": ["$_granted", 0]}, {"$slice": ["$_open", {"$max": ["$_granted", 1]}]}, []]}
-
-    entry = {"task_id": {"$arrayElemAt": ["$_got_ids", "$$place"]}, "token": token}
-    # The starts that must have left the window before this one begins: all but as many as are allowed beside it.
-    passing = {"$subtract": [{"$add": [{"$size": "$starts"}, "$$place"]}, "$_request.starts"]}
-    passes = {"$getField": {"field": "time", "input": {"$arrayElemAt": ["$starts", passing]}}}
-    not_before = {"$cond": [{"$gte": [passing, 0]}, {"$add": [passes, "$_request.window_ms"]}, "$$REMOVE"]}
-
-    start, running = {**entry, "time": claim_by, "not_before": not_before}, {**entry, "claim_by": claim_by}
-
-    def more(counted: str, made: x.Expression) -> x.Expression:
-        entries = {"$map": {"input": {"$range": [0, {"$size": "$_got"}]}, "as": "place", "in": made}}
-        return {"$cond": [{"$gt": [counted, None]}, entries, []]}
-
-    without_got = {
-        "$filter": {
-            "input": "$$worker.tasks",
-            "as": "task",
-            "cond": {"$not": [{"$in": ["$$task.task_id", "$_got_ids"]}]},
-        }
-    }
-    left_over = {
-        "$filter": {
-            "input": "$_request.wanted",
-            "as": "task",
-            "cond": {"$not": [{"$in": ["$$task.task_id", {"$setUnion": ["$_got_ids", "$_under_way"]}]}]},
-        }
-    }
-    waits = {
-        "$cond": [
-            {"$gt": ["$_request.kept", 0]},
-            {"$slice": [{"$concatArrays": [left_over, still_waiting]}, {"$max": ["$_request.kept", 1]}]},
-            [],
-        ]
-    }
-    own = {"worker_id": x.literal(worker_id), "until": x.add_ms(x.NOW, WAIT_MS), "tasks": "$_waits"}
-    stages: list[Mapping[str, Any]] = [
-        {"$set": {"_request": mine}},
-        {
-            "$set": {
-                "starts": in_window,
-                "running": _without(_RUNNING, dead),
-                "waiting": _others_waiting(worker_id),
-                "concurrency": {"$ifNull": ["$_request.concurrency", "$$REMOVE"]},
-                **(_sound_turns("$_request.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}),
-            }
-        },
-        {"$set": {"_free": free, "_under_way": under_way}},
-        {"$set": {"_open": keyed, "_rivals": rivals}},
-        {"$set": {"_granted": granted_cnt}},
-        {"$set": {"_got": got}},
-        {"$set": {"_got_ids": _ids("$_got")}},
-        {
-            "$set": {
-                "starts": {"$concatArrays": ["$starts", more("$_request.starts", start)]},
-                "running": {"$concatArrays": ["$running", more("$_request.concurrency", running)]},
-                "waiting": {
-                    "$map": {
-                        "input": "$waiting",
-                        "as": "worker",
-                        "in": {"$mergeObjects": ["$$worker", {"tasks": without_got}]},
-                    }
-                },
-                "_waits": waits,
-                "schema_version": SCHEMA_VERSION,
-            }
-        },
-        {"$set": {"expire_time": _kept_while_used("$running", "$_request.window_ms")}},
-        *(_turned() if is_fair else []),
-        *_calling(
-            worker_id,
-            {"$subtract": ["$_free", "$_granted"]},
-            {"$cond": [{"$eq": ["$_waits", []]}, [], [own]]},
-        ),
-    ]
-    names = ("request", "under_way", "rivals", "open", "granted", "got", "got_ids", "waits")
-    return [*stages, {"$unset": [f"_{name}" for name in names]}]
-
-
-def _turned() -> list[Mapping[str, Any]]:
-    """Return the stages that count the turns of the tasks that got a permit, which are in the order of their turns."""
-    tenant = {"$getField": {"field": "tenant", "input": {"$arrayElemAt": ["$_got", "$$place"]}}}
-    turn = {"tenant": {"$ifNull": [tenant, ""]}, "turn": {"$add": ["$turn", 1, "$$place"]}}
-    taken = {"$map": {"input": {"$range": [0, "$_granted"]}, "as": "place", "in": turn}}
-    tenants = {"$setUnion": ["$_taken.tenant"]}
-    of_tenant = {"$filter": {"input": "$_taken", "as": "each", "cond": {"$eq": ["$$each.tenant", "$$tenant"]}}}
-    last = {"$max": {"$map": {"input": of_tenant, "as": "each", "in": "$$each.turn"}}}
-    moved = {"$map": {"input": tenants, "as": "tenant", "in": {"tenant": "$$tenant", "turn": last}}}
-    stays = {"$not": [{"$in": ["$$of.tenant", "$_taken.tenant"]}]}
-    turns = {"$concatArrays": [{"$filter": {"input": "$turns", "as": "of", "cond": stays}}, moved]}
-    is_fair = "$_request.is_fair"
-    return [
-        {"$set": {"_taken": {"$cond": [is_fair, taken, []]}}},
-        {
-            "$set": {
-                # Those whose last turn came longest ago are forgotten first: they have the next turn anyway.
-                "turns": {"$cond": [is_fair, {"$slice": [turns, -_MAX_TURNS]}, "$$REMOVE"]},
-                "turn": {"$cond": [is_fair, {"$add": ["$turn", "$_granted"]}, "$$REMOVE"]},
-            }
-        },
-        {"$unset": "_taken"},
-    ]
-
-
 def take(
     requests: Sequence[PermitRequest], worker_id: str, token: str, dead: Sequence[HeldPermit] = ()
 ) -> Operation[dict[PermitPool, PermitGrant]]:
@@ -488,7 +186,8 @@ def take(
     Permits of one pool take one round trip. Permits of several pools take two, and three more if a pool is used for the
     first time.
     """
-    pipeline = _take(requests, worker_id, token, [_name_of(entry.task_id, entry.token) for entry in dead])
+    names = [statements.name_of(entry.task_id, entry.token) for entry in dead]
+    pipeline = statements.take({each.pool.id: each.document() for each in requests}, worker_id, token, names)
     ids = [request.pool.id for request in requests]
     view = {"starts": 1, "running": 1, "waiting": 1, "turn": 1, "turns": 1}
     if len(ids) == 1:
@@ -574,19 +273,9 @@ def settle(
 
     Both name a permit by its task and its token.
     """
-    names, gone = [_name_of(*run) for run in begun], [_name_of(*run) for run in lost]
-    index = {"$indexOfArray": [x.literal(names), _NAME]}
-    timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal(list(begun.values())), "$$index"]}}]}
-    starts = {
-        "$map": {
-            "input": _without(_STARTS, gone),
-            "as": "entry",
-            "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [{"$gte": ["$$index", 0]}, timed, "$$entry"]}}},
-        }
-    }
-    yield _returning(
-        sorted(pool.id for pool in taken), worker_id, {"starts": starts, "running": _without(_RUNNING, gone)}
-    )
+    times = {statements.name_of(*run): time for run, time in begun.items()}
+    pipeline = statements.settle(times, [statements.name_of(*run) for run in lost], worker_id)
+    yield places("update_many", {"_id": {"$in": sorted(pool.id for pool in taken)}}, pipeline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,37 +295,8 @@ def give_back(held: Sequence[HeldPermit], worker_id: str) -> Operation[None]:
 
 
 def _give_back(pool_ids: Sequence[str], worker_id: str, runs: Sequence[tuple[str, str]]) -> Operation[None]:
-    running = _without(_RUNNING, [_name_of(task_id, token) for task_id, token in runs])
-    yield _returning(sorted(set(pool_ids)), worker_id, {"running": running})
-
-
-def _returning(pool_ids: Sequence[str], worker_id: str, change: Mapping[str, x.Expression]) -> Any:
-    """Return the update that makes this change, and calls the workers whose tasks may have the permits."""
-    free = {"$subtract": [{"$cond": [{"$isNumber": "$concurrency"}, "$concurrency", 0]}, {"$size": "$running"}]}
-    me = x.literal(worker_id)
-    has_any = {"$isArray": ["$waiting"]}
-    own = {"$filter": {"input": "$waiting", "as": "worker", "cond": {"$eq": ["$$worker.worker_id", me]}}}
-    pipeline = [
-        {"$set": {**change, **_sound_turns({"$isArray": ["$turns"]})}},
-        {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
-        *_calling(worker_id, free, {"$cond": [has_any, own, []]}),
-    ]
-    return places("update_many", {"_id": {"$in": list(pool_ids)}}, pipeline)
-
-
-#: What names an entry: see `_name_of`.
-_NAME = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
-
-
-def _name_of(task_id: str, token: str) -> str:
-    return f"{token} {task_id}"
-
-
-def _without(running: x.Expression, names: Sequence[str]) -> x.Expression:
-    """Return the entries without those of these runs, each named by its token and its task."""
-    if not names:
-        return running
-    return {"$filter": {"input": running, "as": "entry", "cond": {"$not": [{"$in": [_NAME, x.literal(list(names))]}]}}}
+    pipeline = statements.give_back([statements.name_of(*run) for run in runs], worker_id)
+    yield places("update_many", {"_id": {"$in": sorted(set(pool_ids))}}, pipeline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,7 +316,7 @@ def reclaim(crowded: Sequence[PermitPool], worker_id: str) -> Operation[Reclaime
 
     A lapsed run is closed first, so that no late ping can revive it.
     """
-    view = {"running": _RUNNING, "now": x.NOW}
+    view = {"running": statements.RUNNING, "now": x.NOW}
     found = yield places("find", {"_id": {"$in": [pool.id for pool in crowded]}}, view)
     entries = [(document["_id"], entry) for document in found for entry in document["running"]]
     if not entries:

@@ -12,10 +12,12 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from mtask.model import rules
 from mtask.model.documents import SCHEMA_VERSION, Run, StoredTask, known_option
 from mtask.model.encryption.sealed import is_sealed, sealed_in
 from mtask.model.options import TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES
+from mtask.model.status import RunStatus
 from mtask.store.driver.dates import with_zones
 
 Document = dict[str, Any]
@@ -49,12 +51,15 @@ class RunFacts(NamedTuple):
     is_step: bool  #: whether the task is a step of a flow
     is_chained: bool  #: whether another task went on as this one
     has_callback: bool
+    due: datetime  #: the next_preempt_time that the task had when this run claimed it
+    is_interrupted: bool  #: whether the run before this one lapsed or was handed back
 
 
 def facts_of(task: StoredTask, run: Run) -> RunFacts:
     """Return the facts of a run of this task."""
     state, option = task.task_state, task.task_option
     is_simple = len(state.worker_states) == 1 and not state.failed_cnt and option.concurrent_worker_cnt == 1
+    due, is_interrupted = _standing(task, run)
     return RunFacts(
         task.id,
         task.name,
@@ -69,13 +74,28 @@ def facts_of(task: StoredTask, run: Run) -> RunFacts:
         task.flow is not None,
         task.chain is not None,
         task.callback is not None,
+        due,
+        is_interrupted,
     )
 
 
-def simple_facts(
-    document: Document, run_id: str, worker_id: str, names: Container[str]
-) -> tuple[RunFacts, datetime] | None:
-    """Return the facts of a simple task that was claimed by this run, and the time since which the task was due.
+def _standing(task: StoredTask, own: Run) -> tuple[datetime, bool]:
+    """Return the next_preempt_time that the task had when this run claimed it, and whether it had been interrupted."""
+    due, delayed = rules.due_time(task), rules.retry_time(task, "")
+    due = max(due, delayed or due)
+    former = [run for run in rules.current_runs(task) if run is not own and run.claim_time <= own.claim_time]
+    last_claim = max((run.claim_time for run in former), default=None)
+    # What was claimed after an interruption has had its turn.
+    ends = [run for run in former if last_claim and run.fail_time and run.fail_time > last_claim]
+    lapsed = [run for run in ends if run.status is RunStatus.TIMEOUT]
+    handed_back = any(run.status is RunStatus.CANCELED and run.retry_time is None for run in ends)
+    # The claim itself closes runs whose leases have lapsed. Until then, the task was due at the end of the lease.
+    due = max((run.ping_expire_time for run in lapsed if run.fail_time == own.claim_time), default=due)
+    return due, handed_back or bool(lapsed)
+
+
+def simple_facts(document: Document, run_id: str, worker_id: str, names: Container[str]) -> RunFacts | None:
+    """Return the facts of a simple task that was claimed by this run.
 
     The names in `names` must be valid. None: the document is of another shape, and only `claimed_task` tells whether it
     is well-formed. Otherwise `claimed_task` makes a task of it that is readable, RUNNING and not canceled, admits
@@ -120,8 +140,9 @@ def simple_facts(
     ):
         return None
     # The constructor of a named tuple is a function in Python, and takes as long as half of the checks above.
-    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, False)
-    return tuple.__new__(RunFacts, facts), start or created
+    due = start or created
+    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, False, due, False)
+    return tuple.__new__(RunFacts, facts)
 
 
 def claimed_task(document: Document) -> StoredTask:

@@ -10,26 +10,28 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from math import inf
 from time import monotonic
 
 from mtask.errors import DatabaseError
-from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import LEAD_MS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest, Wanted
+from mtask.store.queues.permits import HeldPermit, PermitGrant, PermitPool, PermitRequest
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
+from mtask.store.statements.permits import LEAD_MS
 from mtask.worker.admission.controls import Controls
-from mtask.worker.admission.pools import Lane, Pools, PoolState, width_of
+from mtask.worker.admission.pools import Lane, Pools, PoolState, lane_of_task
+from mtask.worker.admission.requests import KINDS, Requests
 from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.log import fields, logger
 from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.lapses import count_lapses
-from mtask.worker.state.queue import Entry, Order
+from mtask.worker.state.queue import Entry
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
@@ -52,7 +54,7 @@ _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
 #: The number of requests in a row that may follow each other at once where tenants take turns.
 _AT_ONCE = 2
 #: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
-_ANSWER = 0.25
+_ANSWER = 0.5
 #: The least time between two scans for more waiting tasks, in seconds, if the first scan was useful, and if it was not.
 #: A scan was useful if at least `_USEFUL` permits were granted after it.
 _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
@@ -89,11 +91,6 @@ class Admitted:
         return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]
 
 
-#: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
-#: its queue.
-_KINDS = 4
-
-
 class Limits:
     """Keeps this worker's claims within the limits of its queues."""
 
@@ -116,6 +113,7 @@ class Limits:
         self._wake = asyncio.Event()
         #: The tasks that were taken from the windows and have no answer yet. They still wait.
         self._picked: dict[str, Entry] = {}
+        self._requests = Requests(scope, self.pools, self.windows, self._picked)
         #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
         #: and the timer of the next one.
         self._granted_cnt = 0
@@ -177,8 +175,8 @@ class Limits:
         not_before: dict[str, datetime] = {}
         claim_by: datetime | None = None
         try:
-            for kind in range(_KINDS):
-                requests = self._requests(wanted.values(), kind, now)
+            for kind in range(KINDS):
+                requests = self._requests.of(wanted.values(), kind, now)
                 if not requests:
                     continue
                 for request in requests:
@@ -199,6 +197,9 @@ class Limits:
                     lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
                     self._answered(lost)
                     self._take_answer(request, answer)
+                    # These ask no wider pool, so other tasks may.
+                    wider = (self.pools.wider(lane_of_task(task), request.pool) for task in lost)
+                    self._let_ask(Counter(chain.from_iterable(wider)))
                     refuse(
                         [task for task in lost if task.id not in answer.under_way],
                         [task for task in lost if task.id in answer.under_way],
@@ -206,11 +207,10 @@ class Limits:
         except DatabaseError:
             none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
             await self.settle(none, [*granted])
-            raise
-        finally:
-            self._answered(wanted.values())
+            raise  # the tasks without an answer ask again: see `landed`
+        self._answered(wanted.values())
         incomplete = [task_id for task_id in granted if task_id not in wanted]
-        of = frozenset(_lane_of(task) for task in wanted.values())
+        of = frozenset(lane_of_task(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.
         admitted = Admitted(
             list(wanted),
@@ -230,67 +230,6 @@ class Limits:
     def _answered(self, tasks: Iterable[StoredTask]) -> None:
         for task in tasks:
             self._picked.pop(task.id, None)
-
-    def _requests(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
-        """Return the requests for the permits of one kind. `kind`: its number, the narrowest kind is 0."""
-        found: dict[PermitPool, list[StoredTask]] = {}
-        limits = {}
-        for task in tasks:
-            pool, limit = self.pools.limits(_lane_of(task))[kind]
-            if limit is not None:
-                limits[pool] = limit
-                found.setdefault(pool, []).append(task)
-        has_others = self._scope.ledger.has_peers
-        requests = []
-        for pool, its in found.items():
-            is_fair = self._is_fair(pool)
-            ahead = self._ahead(pool, {task.id for task in its}, is_fair=is_fair)
-            asked = _numbered(
-                [
-                    Wanted(
-                        task.id,
-                        rules.rank(task, now),
-                        task.tenant or "",
-                        0,
-                        task.task_option.concurrent_worker_cnt == 1,
-                    )
-                    if has_others or is_fair
-                    else Wanted(task.id)
-                    for task in sorted(its, key=lambda task: rules.rank(task, now))
-                ],
-                is_fair=is_fair,
-                behind=ahead,
-            )
-            is_timed = limits[pool].starts is not None
-            waiting = self._waiting(pool, is_timed, ahead, asked, is_fair=is_fair) if has_others else []
-            requests.append(
-                PermitRequest(pool, limits[pool], asked, None, waiting, does_wait=has_others, is_fair=is_fair)
-            )
-        return requests
-
-    def _ahead(self, pool: PermitPool, asked: Collection[str], *, is_fair: bool) -> list[Wanted]:
-        """Return the tasks that another request of this worker asks a permit of this pool for, or is about to."""
-        picked = [
-            entry
-            for entry in self._picked.values()
-            if entry.task_id not in asked and pool in self.pools.of(lane_of(entry))
-        ]
-        return _numbered([self._wanted(entry) for entry in sorted(picked, key=_order)], is_fair=is_fair)
-
-    def _waiting(
-        self, pool: PermitPool, is_timed: bool, ahead: Sequence[Wanted], asked: Sequence[Wanted], *, is_fair: bool
-    ) -> list[Wanted]:
-        """Return the first tasks that wait here for a permit of this pool, beside those that ask now."""
-        state = self.pools.states.get(pool)
-        if state is None and not is_timed:
-            return []  # the pool was not full at the last answer
-        best = self.windows.best(pool, min(MAX_WAITING, self._width(pool) + 1))
-        behind = _numbered([self._wanted(entry) for entry in best], is_fair=is_fair, behind=[*ahead, *asked])
-        return [*ahead, *behind][:MAX_WAITING]
-
-    def _wanted(self, entry: Entry) -> Wanted:
-        begins, priority, moment = entry.order
-        return Wanted(entry.task_id, (int(begins), priority, self._clock.instant_of(moment)), entry.tenant or "")
 
     def _take_answer(self, request: PermitRequest, answer: PermitGrant) -> None:
         """Note what an answer tells of a pool."""
@@ -459,7 +398,7 @@ class Limits:
                 continue
             if self.windows.waits_for(pool):
                 state.retry_at = now + _POLL
-                due[pool] = state.coming or self._width(pool) + 1
+                due[pool] = state.coming or self.pools.width(pool) + 1
                 state.coming = 0
             else:
                 del self.pools.states[pool]
@@ -467,13 +406,11 @@ class Limits:
 
     def called(self, pool_id: str) -> None:
         """Ask the pool again: permits are left for tasks that wait in this worker."""
-        now = monotonic()
-        for pool, state in self.pools.states.items():
-            if pool.id == pool_id:
-                state.withdraw_at = now + _ANSWER
-                self._let_ask({pool: self._width(pool) + 1})
-                self._wake.set()
-                return
+        pool = PermitPool.of_id(pool_id)
+        if (state := self.pools.states.get(pool)) is not None:
+            state.withdraw_at = monotonic() + _ANSWER
+            self._let_ask({pool: self.pools.width(pool) + 1})
+            self._wake.set()
 
     def limits_changed(self) -> None:
         """Let all waiting tasks ask again. Call this when the limits have changed."""
@@ -490,10 +427,6 @@ class Limits:
         self.windows.reopen(counts)
         self._scope.signals.room_made.send()
 
-    def _width(self, pool: PermitPool) -> int:
-        limit = self.pools.limit_of(pool)
-        return 0 if limit is None else width_of(limit)
-
     async def _withdraw(self) -> None:
         """Withdraw the waiting tasks from the pools that have called this worker, and that it has not asked since."""
         now = monotonic()
@@ -506,13 +439,12 @@ class Limits:
                 state.withdraw_at = inf
                 limit = self.pools.limit_of(pool)
                 if state.is_listed and limit is not None:
-                    requests.append(PermitRequest(pool, limit, (), does_wait=False, is_fair=self._is_fair(pool)))
+                    requests.append(
+                        PermitRequest(pool, limit, (), does_wait=False, is_fair=self.pools.takes_turns(pool))
+                    )
                 state.is_listed = False
         if requests:
             await self._store.run(permits.take(requests, self._worker_id, "none"))
-
-    def _is_fair(self, pool: PermitPool) -> bool:
-        return pool.queue is not None and pool == PermitPool(pool.queue) and self.pools.is_fair(pool.queue)
 
     def stop_trying(self) -> None:
         """End `run`."""
@@ -546,7 +478,7 @@ class Limits:
         reclaimed = await self._store.run(permits.reclaim(asked, self._worker_id))
         await count_lapses(self._scope, reclaimed.lapsed, reclaimed.closed_cnt)
         if reclaimed.has_found:
-            self._let_ask({pool: self._width(pool) + 1 for pool in asked})
+            self._let_ask({pool: self.pools.width(pool) + 1 for pool in asked})
             return
         # The next search is due when the next lease lapses, but after `_MAX_RECLAIM` at the latest. The limit is needed
         # because a worker may close a run and die before it gives the permit back.
@@ -575,23 +507,3 @@ class Limits:
 def _next_time(state: PoolState) -> float:
     reclaim_at = inf if state.reclaim_at is None else state.reclaim_at
     return min(state.retry_at, reclaim_at, state.withdraw_at)
-
-
-def _order(entry: Entry) -> Order:
-    return entry.order
-
-
-def _lane_of(task: StoredTask) -> Lane:
-    return Lane(task.queue, task.task_option.limit_key, task.tenant)
-
-
-def _numbered(tasks: Sequence[Wanted], *, is_fair: bool, behind: Sequence[Wanted] = ()) -> list[Wanted]:
-    """Return the tasks, numbered by tenant where tenants take turns; the numbers follow those of `behind`."""
-    if not is_fair:
-        return list(tasks)
-    counts = Counter(task.tenant for task in behind)
-    numbered = []
-    for task in tasks:
-        numbered.append(replace(task, index=counts[task.tenant]))
-        counts[task.tenant] += 1
-    return numbered

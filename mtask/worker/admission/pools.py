@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from mtask.model.controls import Limit
+from mtask.model.documents import StoredTask
 from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.controls import Controls
 
@@ -77,6 +78,11 @@ class Pools:
             pools = self._of[lane] = tuple(pool for pool, limit in self.limits(lane) if limit is not None)
         return pools
 
+    def wider(self, lane: Lane, pool: PermitPool) -> tuple[PermitPool, ...]:
+        """Return the pools that a task of this lane asks after this one."""
+        pools = self.of(lane)
+        return pools[pools.index(pool) + 1 :] if pool in pools else ()
+
     def limits(self, lane: Lane) -> Sequence[tuple[PermitPool, Limit | None]]:
         """Return the pools of each kind for a task of this lane, each with its limit. None: there is no such limit.
 
@@ -98,6 +104,11 @@ class Pools:
         lane = Lane(pool.queue or "", pool.key, pool.tenant)
         return next((limit for each, limit in self.limits(lane) if limit is not None and each == pool), None)
 
+    def width(self, pool: PermitPool) -> int:
+        """Return the most permits of a pool that can be free at once. 0: it has no limit any more."""
+        limit = self.limit_of(pool)
+        return 0 if limit is None else width_of(limit)
+
     def kept(self, lane: Lane, pool: PermitPool) -> int:
         """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""
         return max(KEPT, 2 * next((width_of(limit) for each, limit in self.limits(lane) if limit and each == pool), 0))
@@ -107,9 +118,9 @@ class Pools:
         return self.states.setdefault(pool, PoolState())
 
     def retry_at(self, pool: PermitPool) -> float:
-        """Return the time of the next request to a pool (monotonic seconds). 0: tasks may ask now."""
+        """Return the time of the next request to a pool (monotonic seconds). 0: tasks may ask now, or are asking."""
         state = self.states.get(pool)
-        return 0.0 if state is None or state.budget >= 1 else state.retry_at
+        return 0.0 if state is None or state.budget >= 1 or state.retry_at == inf else state.retry_at
 
     def has_room(self, pool: PermitPool) -> bool:
         """Whether a task may ask this pool for a permit now."""
@@ -141,6 +152,10 @@ class Pools:
         """Whether the tenants of this queue take turns."""
         return self._controls.is_fair(queue)
 
+    def takes_turns(self, pool: PermitPool) -> bool:
+        """Whether this is the pool of a queue whose tenants take turns."""
+        return pool.queue is not None and pool == PermitPool(pool.queue) and self.is_fair(pool.queue)
+
     def turn_of(self, queue: str, tenant: str | None) -> int:
         """Return the number of this tenant's last turn. The tenant with the smallest number is next."""
         turns = self._turns.get(queue)
@@ -162,3 +177,8 @@ class Pools:
 def width_of(limit: Limit) -> int:
     """Return the most permits that can be free at once."""
     return max(filter(None, (limit.concurrency, limit.starts)))
+
+
+def lane_of_task(task: StoredTask) -> Lane:
+    """Return the lane of a task."""
+    return Lane(task.queue, task.task_option.limit_key, task.tenant)

@@ -89,7 +89,7 @@ class Windows:
         self._windows: dict[str, _Window] = {}
         self._closed: dict[PermitPool, list[_Row]] = {}
         #: Drops a task. The queue sets it.
-        self.drop: Callable[[Entry], None] = self.forget
+        self.dismiss: Callable[[Entry], None] = self.forget
         #: Tasks with a lapsed run. Their own permits serve them again, so they ask also while their pools are full.
         self._lapsed: deque[Entry] = deque()
         self._sequence = 0
@@ -145,7 +145,7 @@ class Windows:
         gone = sorted(row.live())[int(kept) :]
         row.bound, row.level = min(row.bound, gone[0][0]), max(item[2].priority for item in gone)
         for item in gone:
-            self.drop(item[2])
+            self.dismiss(item[2])
 
     def head(self, _: float) -> Entry | None:
         """Return the first task that may ask for its permits, or None."""
@@ -378,12 +378,21 @@ class Windows:
                         del window.rows[place]
             self._offer_window(window)
 
-    def found_of_tenants(self, queue: str, bounds: Mapping[str | None, Order], *, is_cut: bool) -> None:
-        """Note that a scan brings the tasks of these tenants of a fair queue, each up to a bound."""
+    def found_of_tenants(
+        self,
+        queue: str,
+        bounds: Mapping[str | None, Order],
+        *,
+        is_cut: bool,
+        lanes: frozenset[Lane] | None,
+        left_out: frozenset[Lane],
+    ) -> None:
+        """Do as `found` does for a scan that brings the tasks of these tenants of a fair queue, each up to a bound."""
         window = self._window(queue)
         window.is_cut = is_cut
         for row in window.rows.values():
-            row.bound = bounds.get(row.lane.tenant, row.bound)
+            if row.lane in lanes if lanes is not None else row.lane not in left_out:
+                row.bound = bounds.get(row.lane.tenant, row.bound)
         self._offer_window(window)
 
     def _offer_window(self, window: _Window) -> None:

@@ -41,6 +41,7 @@ class Adoption:
         self._ledger = scope.ledger
         self._meter = scope.meter
         self._handlers = handlers
+        self._controls = admission.controls
         self._limits = admission.limits
         self._quarantine = admission.quarantine
         self._keys = admission.keys
@@ -98,6 +99,8 @@ class Adoption:
             else:
                 self._limits.release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._runner.hold(held)
+        if self._controls.fair_queues:
+            self._keep_turns(held, attempt)
         for run in held:
             self._slots.add(run, now)
         self._slots.start_waiting()
@@ -113,6 +116,13 @@ class Adoption:
             finally:
                 self._limits.release(document["_id"], run_id, is_closed=is_closed)
 
+    def _keep_turns(self, held: list[HeldRun], attempt: Attempt) -> None:
+        """Sort runs as the claim has named their tasks, and have those that take turns start in this order."""
+        places = {task_id: place for place, task_id in enumerate(attempt.task_ids)}
+        held.sort(key=lambda run: places[run.task_id])
+        for run in held:
+            run.takes_turns = self._controls.is_fair(run.queue) and not run.is_interrupted
+
     def _simple(
         self, documents: Sequence[dict[str, Any]], run_ids: Mapping[str, str], attempt: Attempt
     ) -> tuple[list[HeldRun], Sequence[dict[str, Any]]]:
@@ -122,16 +132,13 @@ class Adoption:
         held, others = [], []
         for document in documents:
             task_id = document["_id"]
-            found = simple_facts(document, run_ids[task_id], self._worker_id, self._handlers)
-            if found is None:
+            facts = simple_facts(document, run_ids[task_id], self._worker_id, self._handlers)
+            if facts is None:
                 others.append(document)
                 continue
-            facts, due = found
             run = HeldRun(facts, document, self._handlers[facts.name], attempt.sent)
-            self._meter.claimed(facts, due)
-            if attempt.admitted is not None:
-                claim_time = document["task_state"]["worker_states"][-1]["claim_time"]
-                self._limits.time_begin(run, attempt.admitted, claim_time, attempt.sent)
+            self._meter.claimed(facts, facts.due)
+            self._limits.time_begin(run, attempt.admitted, facts.claim_time, attempt.sent)
             if run.is_lease_valid:
                 held.append(run)
             else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from time import monotonic
 
 from mtask.worker.claiming.pace import PATIENCE, Pace
 from mtask.worker.running.runner import Runner
 from mtask.worker.state.held_run import EndReason, HeldRun
+from mtask.worker.state.line import Line
 from mtask.worker.state.scope import Scope
 
 #: The least delay of a timer, in seconds, from which a handler counts as having blocked the event loop.
@@ -20,8 +20,8 @@ class Slots:
 
     If handlers are quick, the worker claims more tasks than it has free slots, because slots become free during the
     claim. So the worker may hold more runs than its concurrency for a moment. But the number of handlers that run at
-    once never exceeds the concurrency. The waiting runs start in the order of their claims. A run that is ended before
-    its handler starts is handed back.
+    once never exceeds the concurrency. The waiting runs start in the order of a `Line`, whichever claim has brought
+    them. A run that is ended before its handler starts is handed back.
     """
 
     def __init__(self, scope: Scope, runner: Runner, pace: Pace) -> None:
@@ -32,7 +32,7 @@ class Slots:
         self._pace = pace
         self.running_cnt = 0
         #: The claimed runs that wait for a slot, each with the time at which its claim ended (monotonic seconds).
-        self._waiting: deque[tuple[float, HeldRun]] = deque()
+        self._waiting: Line[tuple[float, HeldRun]] = Line()
         self._impatience: asyncio.TimerHandle | None = None
         self._is_stopping = False
 
@@ -76,7 +76,7 @@ class Slots:
 
         `now`: the time from which the run waits (monotonic seconds).
         """
-        self._waiting.append((now, run))
+        self._waiting.push(run, (now, run))
 
     def stop(self) -> None:
         """Hand back the runs that have not started, and all runs that are added later."""
@@ -91,7 +91,7 @@ class Slots:
     def start_waiting(self) -> None:
         """Start the runs that wait for a slot, as long as slots are free."""
         while self._waiting and (self.running_cnt < self._vitals.concurrency or self._is_stopping):
-            _, run = self._waiting.popleft()
+            _, run = self._waiting.pop()
             if self._is_stopping:
                 run.end(EndReason.WORKER_STOP)
             if run.end_reason is not None or not run.is_lease_valid:
@@ -100,7 +100,8 @@ class Slots:
             self.running_cnt += 1
             self._runner.start(run)
         if self._waiting and self._impatience is None:
-            self._be_patient(max(0.0, self._waiting[0][0] + PATIENCE - monotonic()))
+            oldest = min(since for since, _ in self._waiting)
+            self._be_patient(max(0.0, oldest + PATIENCE - monotonic()))
 
     def _be_patient(self, seconds: float) -> None:
         self._impatience = asyncio.get_running_loop().call_later(seconds, self._lose_patience, monotonic() + seconds)
@@ -113,7 +114,7 @@ class Slots:
             # A handler has blocked the event loop. First the runs that have ended meanwhile must free their slots.
             self._be_patient(_LATE)
             return
-        while self._waiting and self._waiting[0][0] <= now - PATIENCE:
+        for _, run in self._waiting.take_out(lambda item: item[0] <= now - PATIENCE):
             self._pace.forget()
-            self._runner.hand_back(self._waiting.popleft()[1])
+            self._runner.hand_back(run)
         self.start_waiting()

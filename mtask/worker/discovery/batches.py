@@ -324,9 +324,12 @@ class Batches:
             bound = max(((True, -priority, seconds_of(moment)) for priority, moment in places), default=ALL)
         self._limits.windows.found(target.queues, bound, lanes=target.lanes, left_out=target.left_out)
 
-    def _note_tenants(self, queue: str, bounds: Mapping[str | None, Order], is_cut: bool) -> None:
+    def _note_tenants(self, target: ScanTarget, bounds: Mapping[str | None, Order], is_cut: bool) -> None:
+        (queue,) = target.queues
         if self._limits.is_any:
-            self._limits.windows.found_of_tenants(queue, bounds, is_cut=is_cut)
+            self._limits.windows.found_of_tenants(
+                queue, bounds, is_cut=is_cut, lanes=target.lanes, left_out=target.left_out
+            )
 
     async def _take(
         self,

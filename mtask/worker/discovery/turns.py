@@ -84,11 +84,11 @@ class TurnScans:
         worker_id: str,
         take: TakeScan,
         run: Callable[[Operation[Ends]], Awaitable[Ends]],
-        note: Callable[[str, Mapping[str | None, Order], bool], None],
+        note: Callable[[ScanTarget, Mapping[str | None, Order], bool], None],
     ) -> None:
         """`take` runs a scan and queues its tasks, and `run` runs another operation.
 
-        `note` is told up to which order a scan of a queue brings the tasks of some tenants, and whether it was cut.
+        `note` is told up to which order a scan of a target brings the tasks of some tenants, and whether it was cut.
         """
         self._note_bounds = note
         self._worker_id = worker_id
@@ -104,7 +104,7 @@ class TurnScans:
         (queue,) = target.queues
         ring = self._rings.setdefault((queue, tuple(names)), _Ring())
         found = await self._scan_ring(ring, target, names, horizon_ms, capacity, also)
-        of_none = await self._scan_of_none(ring, queue, names, horizon_ms, capacity // TENANTS, also)
+        of_none = await self._scan_of_none(ring, target, names, horizon_ms, capacity // TENANTS, also)
         is_complete = not found.is_cut and of_none.is_complete
         return Scan([], None, is_complete, found.has_future or of_none.has_future)
 
@@ -123,7 +123,7 @@ class TurnScans:
             if len(found.documents) >= capacity:
                 break
             scan = finding.scan_tenants(queue, names, self._worker_id, horizon_ms, limit, {**bounds[0], **others}, also)
-            last = found.take(await self._take(scan, note=partial(self._note, queue, limit)), limit)
+            last = found.take(await self._take(scan, note=partial(self._note, target, limit)), limit)
             if last is not None:
                 ring.after = last
                 bounds[0] = {**bounds[0], "$gt": last}
@@ -136,7 +136,7 @@ class TurnScans:
         ring.width, found.is_cut = TENANTS, True
         return found
 
-    def _note(self, queue: str, limit: int, found: Scan) -> None:
+    def _note(self, target: ScanTarget, limit: int, found: Scan) -> None:
         """Note how far the windows of a limited queue hold the tasks of these tenants: the last one's may be cut."""
         if not found.documents:
             return
@@ -148,14 +148,14 @@ class TurnScans:
         is_cut = len(found.documents) >= limit
         last = found.documents[-1].get("tenant")
         bounds = {tenant: bound if is_cut and tenant == last else ALL for tenant, bound in bounds.items()}
-        self._note_bounds(queue, bounds, is_cut)
+        self._note_bounds(target, bounds, is_cut)
 
     async def _random_place(self, queue: str) -> str:
         ends = await self._run(finding.tenants_at_ends(queue))
         return "" if ends is None else between(*ends, random.random())
 
     async def _scan_of_none(
-        self, ring: _Ring, queue: str, names: Sequence[str], horizon_ms: int, limit: int, also: list[Filter]
+        self, ring: _Ring, target: ScanTarget, names: Sequence[str], horizon_ms: int, limit: int, also: list[Filter]
     ) -> Scan:
         """Scan for tasks of no tenant. They have their turn like those of one more tenant."""
         began = monotonic()
@@ -163,9 +163,9 @@ class TurnScans:
         if began < ring.next_of_none:
             return nothing
         guards = [*also, {"tenant": None}]
-        scan = finding.scan([queue], names, self._worker_id, horizon_ms, limit, also=guards, timeout=_TIMEOUT)
+        scan = finding.scan(target.queues, names, self._worker_id, horizon_ms, limit, also=guards, timeout=_TIMEOUT)
         try:
-            found = await self._take(scan, note=partial(self._note, queue, limit))
+            found = await self._take(scan, note=partial(self._note, target, limit))
         except DatabaseUnavailable:
             if monotonic() - began < _TIMEOUT.total_seconds():
                 raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.running.caller import Called
 from mtask.worker.running.outcomes import ExecutorDied
 from mtask.worker.state.held_run import EndReason, HeldRun
+from mtask.worker.state.line import Line
 from mtask.worker.state.timing import Backoff
 
 #: The time between two looks at the memory and the leases of busy executors, in seconds.
@@ -66,8 +66,8 @@ class Executors:
         self._reports = Reports(pinger, store, keeper, lambda run, executor: self._by_run.get(run.run_id) is executor)
         self._all: set[Executor] = set()
         self._idle: list[Executor] = []
-        #: The runs that wait for an executor, the first one first.
-        self._waiting: deque[_Wait] = deque()
+        #: The runs that wait for an executor.
+        self._waiting: Line[_Wait] = Line()
         self._by_run: dict[str, Executor | _Wait] = {}
         # Linux kills an executor when the thread that started it ends: this thread lasts as long as the executors.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="mtask-spawner")
@@ -181,7 +181,7 @@ class Executors:
         """End the handler of a run. If it is still under way after the grace, its executor is killed."""
         place = self._by_run.get(run.run_id)
         if isinstance(place, _Wait):
-            self._waiting.remove(place)
+            self._waiting.take_out(lambda wait: wait is place)
             del self._by_run[run.run_id]
             place.future.cancel()
         elif place is not None:
@@ -196,7 +196,7 @@ class Executors:
                 executor.state = State.BUSY
             else:
                 wait = _Wait(run, asyncio.get_running_loop().create_future())
-                self._waiting.append(wait)
+                self._waiting.push(run, wait)
                 self._by_run[run.run_id] = wait
                 self._spawn()
                 executor = await wait.future
@@ -225,7 +225,7 @@ class Executors:
 
     def _give(self, executor: Executor) -> None:
         if self._waiting:
-            wait = self._waiting.popleft()
+            wait = self._waiting.pop()
             del self._by_run[wait.run.run_id]
             executor.state = State.BUSY
             wait.future.set_result(executor)
@@ -326,7 +326,7 @@ class Executors:
         self._not_before = monotonic() + self._pauses.next()
         if not any(one.was_ready for one in self._all):
             while self._waiting:
-                wait = self._waiting.popleft()
+                wait = self._waiting.pop()
                 del self._by_run[wait.run.run_id]
                 wait.future.set_exception(ExecutorDied(f"could not start: {reason}"))
         self._spawn()
@@ -361,9 +361,8 @@ class Executors:
         for timer in (self._looking, self._retry):
             if timer is not None:
                 timer.cancel()
-        for wait in self._waiting:
-            wait.future.cancel()
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.pop().future.cancel()
         await asyncio.gather(*self._spawning, return_exceptions=True)
         for executor in list(self._all):
             if executor.state is State.IDLE:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import lru_cache
 from math import inf
@@ -27,6 +27,10 @@ from mtask.store.tasks.claimed import RunFacts, claimed_params, claimed_task
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
 _MARGIN, _MAX_MARGIN = 0.05, 0.25
 _MS = timedelta(milliseconds=1)
+
+#: The sort key of the runs that wait to start: interrupted tasks first, then the highest priority, then the task that
+#: has been due longest.
+Order = tuple[bool, int, datetime]
 
 
 class EndReason(Enum):
@@ -102,6 +106,7 @@ class HeldRun:
         "has_result",
         "is_chained",
         "is_finishing",
+        "is_interrupted",
         "is_locked",
         "is_pinged_apart",
         "is_simple",
@@ -116,6 +121,7 @@ class HeldRun:
         "on_begin",
         "on_end",
         "option",
+        "order",
         "ping_interval",
         "progress",
         "progress_at",
@@ -126,6 +132,7 @@ class HeldRun:
         "stored_trace",
         "succeeded_in_transaction",
         "suspended",
+        "takes_turns",
         "task_id",
         "took",
         "trace",
@@ -157,8 +164,14 @@ class HeldRun:
             self.is_step,
             self.is_chained,
             self.has_callback,
+            due,
+            self.is_interrupted,
         ) = facts
         self.option = option
+        since = due if due.tzinfo is None else due.replace(tzinfo=None)  # each is in UTC
+        self.order: Order = (not self.is_interrupted, -option.priority, since)
+        #: Whether the run goes behind the runs of its queue that were claimed before it: the queue has fair turns.
+        self.takes_turns = False
         self.handler = handler
         # The claim wrote the times of the run. The options were read after the claim, and may be newer.
         self.lease_ms, self.ping_interval, trust = _lease_of(ping_expire_time - claim_time, option.ping_interval_ms)

@@ -99,7 +99,7 @@ class LimitedTasks(Source, Protocol):
     """The ready tasks that need permits. It offers those for which permits may be free."""
 
     item_cnt: int
-    drop: Callable[[Entry], None]  #: the queue sets it
+    dismiss: Callable[[Entry], None]  #: the queue sets it
 
     def push(self, entry: Entry, sequence: int, /) -> bool:
         """Add a ready task. Return False if it is not kept."""
@@ -177,9 +177,11 @@ class PreemptionQueue:
         self._is_limited = is_limited if limited is not None else _is_never_limited
         self._limited = limited
         if limited is not None:
-            limited.drop = self._forget
+            limited.dismiss = self._forget
         #: The number of ready tasks in `_limited`. While it is 0, limits cost nothing.
         self._limited_cnt = 0
+        #: Whether limited tasks are left out for now.
+        self.puts_limited_off = False
         self._is_fair = is_fair
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
@@ -489,7 +491,7 @@ class PreemptionQueue:
     def _of_all_sources(self) -> Sequence[Source]:
         count = len(self._ready) if self._room > 0 else 2
         sources: list[Source] = [*self._ready[:count], *self._turns[: count // 2]]
-        if self._limited is not None:
+        if self._limited is not None and not self.puts_limited_off:
             sources.append(self._limited)
         heads = [source.head(self._now) for source in sources]
         ranked = sorted(

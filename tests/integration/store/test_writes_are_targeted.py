@@ -264,7 +264,7 @@ async def limits(bench: Bench) -> None:
     """Places of a queue and of keys: taken one by one and several at once, settled and given back."""
     places = bench.mongo[bench.database]["places"]
     handed_back = {"running": [], "_id": {"$in": [PermitPool("default").id, PermitPool("default", "k1").id]}}
-    await bench.client.limit("default", concurrency=5)
+    await bench.client.limit("default", concurrency=5, rate=(100, timedelta(seconds=1)))
     await bench.client.publish("quick", key="limited")
     await bench.status("quick:limited", "SUCCESS")
     await bench.client.limit("default", key_concurrency=1)

@@ -15,6 +15,7 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.derive import LAPSED_REASON
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, finding, queries
+from mtask.store.tasks.claimed import claimed_task, facts_of
 from tests.clients import server_now
 from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, stored
 from tests.mongo import Client
@@ -484,3 +485,28 @@ def test_a_look_carries_the_servers_time_and_nothing_large(store: SyncStore) -> 
     found = store.run(finding.look(["task:k"]))
     assert "params" not in found[0]
     assert found[0]["now"] >= parsed(store, "k").task_state.create_time
+
+
+@pytest.mark.parametrize("history", [(), (CANCELED,), (FAIL,), (FAIL, CANCELED), (FAIL, "lapse"), ("lapse", "settle")])
+def test_a_claimed_document_tells_the_order_that_its_task_had_before_the_claim(
+    store: SyncStore, history: tuple[Any, ...]
+) -> None:
+    publish(
+        store, "k", start=server_now(store) - timedelta(hours=1), worker_timeout_ms=90_000, max_unexpected_retries=9
+    )
+    for number, end in enumerate(history):
+        if end == "settle":
+            store.run(claims.settle(["task:k"]))
+            continue
+        claim(store, "w", "k", token=f"former{number}")
+        if end == "lapse":
+            lapse(store, "k")
+        else:
+            finish(store, outcome(store, "k", end, reason="r"))
+        if end is FAIL:
+            make_due(store, "k")
+    before = stored(store, "k")["task_state"]["next_preempt_time"]
+    (document,) = store.run(claims.claim(["task:k"], "w", "token"))
+    task = claimed_task(document)
+    facts = facts_of(task, task.runs[-1])
+    assert (facts.due, facts.is_interrupted) == (before, history[-1:] not in ((), (FAIL,)))

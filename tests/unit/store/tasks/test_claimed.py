@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 
 import bson
 import pytest
@@ -19,6 +20,7 @@ from mtask.model.encryption.sealed import SUBTYPE, Sealed
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import CODEC, NAIVE
 from mtask.store.tasks.claimed import claimed_params, claimed_task, facts_of, simple_facts
+from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.meter import due_since
 from tests.faults.malformed import MALFORMED, good
 
@@ -114,16 +116,16 @@ def _aware(moment: datetime) -> datetime:
 
 def is_simple(document: Document) -> bool:
     """Whether no model was needed. If so, check that the model says the same."""
-    found = simple_facts(document, "run-0", "w1", NAMES)
-    if found is None:
+    facts = simple_facts(document, "run-0", "w1", NAMES)
+    if facts is None:
         return False
-    facts, due = found
     params = claimed_params(copy.deepcopy(document))
     task = claimed_task(document)
-    assert facts._replace(
-        claim_time=_aware(facts.claim_time), ping_expire_time=_aware(facts.ping_expire_time)
-    ) == facts_of(task, task.runs[-1])
-    assert _aware(due) == due_since(task)
+    facts = facts._replace(
+        claim_time=_aware(facts.claim_time), ping_expire_time=_aware(facts.ping_expire_time), due=_aware(facts.due)
+    )
+    assert facts == facts_of(task, task.runs[-1])
+    assert facts.due == due_since(task)
     assert repr(params) == repr(task.params)
     assert not isinstance(params, Sealed)
     assert task.task_state.status is TaskStatus.RUNNING
@@ -188,3 +190,51 @@ def test_documents_of_the_usual_shapes_need_no_model(document: Document) -> None
 )
 def test_what_a_worker_must_look_at_is_no_simple_task(wrong: tuple[tuple[str, ...], Any]) -> None:
     assert not is_simple(read(_changed([wrong])))
+
+
+def _run(number: int, status: str, claim: int, end: int, **given: Any) -> Document:
+    """Return a closed run. All times are seconds; the lease lasts 30."""
+    at = {name: PAST + timedelta(seconds=seconds) for name, seconds in given.items()}
+    times = {"claim_time": claim, "ping_expire_time": claim + 30, "fail_time": end}
+    former = {name: PAST + timedelta(seconds=seconds) for name, seconds in times.items()}
+    return {**RUN, "run_id": f"former-{number}", "worker_id": "w2", "status": status, **former, **at}
+
+
+#: The run of `RUN` was claimed 70 s after PAST.
+@pytest.mark.parametrize(
+    ("former", "is_interrupted", "due"),
+    [
+        pytest.param([], False, 0, id="new"),
+        pytest.param([_run(1, "FAIL", 10, 20, retry_time=60)], False, 60, id="failed"),
+        pytest.param([_run(1, "CANCELED", 10, 20, retry_time=60)], False, 60, id="Retry"),
+        pytest.param([_run(1, "CANCELED", 10, 20)], True, 0, id="handed back"),
+        pytest.param([_run(1, "TIMEOUT", 10, 50)], True, 0, id="closed before"),
+        pytest.param([_run(1, "TIMEOUT", 10, 70)], True, 40, id="closed by this claim"),
+        pytest.param(
+            [_run(1, "CANCELED", 10, 20), _run(2, "FAIL", 30, 31, retry_time=31)], False, 31, id="had its turn since"
+        ),
+        pytest.param([_run(1, "FAIL", 5, 6, retry_time=50), _run(2, "TIMEOUT", 52, 70)], True, 82, id="failed, lapsed"),
+        pytest.param([_run(1, "CANCELED", 10, 20) | {"past": True}], False, 0, id="of an earlier round"),
+        pytest.param([_run(1, "TIMEOUT", 10, 70), _run(2, "SUCCESS", 80, 90)], True, 40, id="another came later"),
+    ],
+)
+def test_the_order_of_a_run_is_that_of_its_task_before_the_claim(
+    former: list[Document], is_interrupted: bool, due: int
+) -> None:
+    document = copy.deepcopy(GOOD)
+    document["task_state"]["worker_states"] = [*former, dict(RUN)]
+    document["task_option"]["priority"] = 7
+    task = claimed_task(read(document))
+    facts = facts_of(task, task.runs[-1])
+    created = task.task_state.create_time
+    assert facts.is_interrupted is is_interrupted
+    assert facts.due == (PAST + timedelta(seconds=due) if due else created)
+    assert HeldRun(facts, task, ANY, 0.0).order == (not is_interrupted, -7, facts.due.replace(tzinfo=None))
+
+
+def test_the_order_of_a_simple_task_needs_no_time_zone() -> None:
+    document = held({**good("k"), "task_state": {**good("k")["task_state"], "start_time": PAST}})
+    for made in (read(document), document):
+        facts = simple_facts(made, "run-0", "w1", NAMES)
+        assert facts is not None
+        assert HeldRun(facts, made, ANY, 0.0).order == (True, 0, PAST.replace(tzinfo=None))

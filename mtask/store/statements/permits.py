@@ -1,0 +1,393 @@
+"""The updates of pools of permits: they grant permits, return them, and call those who may have the next ones.
+
+`mtask.store.queues.permits` tells what a pool is. A request is a document there: see `PermitRequest.document`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from mtask.model.controls import MAX_WINDOW_MS
+from mtask.model.documents import SCHEMA_VERSION
+from mtask.store.statements import expressions as x
+
+Document = dict[str, Any]
+Stage = Mapping[str, Any]
+#: Time limit of a claim, in ms, counted from the update that takes its permits.
+CLAIM_MS = 2_000
+#: A start is permitted this time before another one leaves the window, in ms: the lookup, the permit and the claim take
+#: about as long. Its handler waits for the time at which the window has room.
+LEAD_MS = 100
+#: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
+#: One that has died, or has no room any more, keeps no permit from others for longer.
+WAIT_MS = 5_000
+#: The time for which the document of an unused pool is kept, in ms.
+_KEPT_MS = 3_600_000
+#: The furthest that a well-formed instant can lie in the future, in ms. No claim writes a later instant, even if the
+#: clocks of two servers differ.
+_ABSURD_MS = 60_000
+#: The most tenants whose turns a pool remembers.
+_MAX_TURNS = 1_000
+#: A rank behind all others, for a worker that knows of no other.
+_LAST = [9]
+#: What names an entry: see `name_of`.
+_NAME = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}
+#: What a request asks for, while an update is made.
+_REQUEST = "$_request"
+
+
+def name_of(task_id: str, token: str) -> str:
+    """Return the name of a permit: it tells the task and the claim."""
+    return f"{token} {task_id}"
+
+
+def _sound(path: str, instant: str) -> x.Expression:
+    """Return the well-formed entries of an array. A malformed entry would use up a permit for ever."""
+    entry = "$$entry"
+    is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
+    types = [("task_id", "string"), ("token", "string"), (instant, "date")]
+    conditions = [*({"$eq": [{"$type": f"{entry}.{field}"}, name]} for field, name in types), is_near]
+    array = {"$cond": [{"$isArray": [path]}, path, []]}
+    return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
+
+
+#: The well-formed entries of the arrays `starts` and `running`.
+STARTS, RUNNING = _sound("$starts", "time"), _sound("$running", "claim_by")
+
+
+def _kept_while_used(running: x.Expression, window_ms: x.Expression) -> x.Expression:
+    unused = {"$eq": [{"$size": running}, 0]}
+    return {"$cond": [unused, {"$add": [x.NOW, _KEPT_MS, window_ms]}, "$$REMOVE"]}
+
+
+# --- granting ---------------------------------------------------------------------------------------------------------
+
+
+def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Sequence[str] = ()) -> list[Stage]:
+    """Return the update that grants the requested permits, as far as they are free. It serves all requested pools.
+
+    `requests` are by the `_id` of their pool. `dead` names permits of closed runs, which are returned first.
+    """
+    is_fair = any(request["is_fair"] for request in requests.values())
+    is_timed = any(request["starts"] is not None for request in requests.values())
+    mine = {"$arrayElemAt": [x.literal([*requests.values()]), {"$indexOfArray": [x.literal([*requests]), "$_id"]}]}
+    own = {"worker_id": x.literal(worker_id), "until": x.add_ms(x.NOW, WAIT_MS), "tasks": "$_waits"}
+    turns = _sound_turns(f"{_REQUEST}.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}
+    names = ("request", "under_way", "still_waiting", "open", "rivals", "granted", "got", "got_ids", "waits")
+    return [
+        {"$set": {"_request": mine}},
+        {
+            "$set": {
+                "starts": _in_window(is_timed=is_timed),
+                "running": without(RUNNING, dead),
+                "waiting": _others_waiting(worker_id),
+                "concurrency": {"$ifNull": [f"{_REQUEST}.concurrency", "$$REMOVE"]},
+                **turns,
+            }
+        },
+        {"$set": {"_free": _free(), "_under_way": _under_way()}},
+        # Another request of the worker may have got permits for some of those that wait.
+        {"$set": {"_still_waiting": _not_under_way(f"{_REQUEST}.waiting"), "_open": _candidates(is_fair=is_fair)}},
+        {"$set": {"_rivals": _rivals(is_fair=is_fair)}},
+        {"$set": {"_granted": _granted_cnt()}},
+        {"$set": {"_got": {"$cond": [{"$gt": ["$_granted", 0]}, _first("$_open", "$_granted"), []]}}},
+        {"$set": {"_got_ids": _ids("$_got")}},
+        {
+            "$set": {
+                **_with_granted(token),
+                "waiting": _without_granted(),
+                "_waits": _waits(),
+                "schema_version": SCHEMA_VERSION,
+            }
+        },
+        {"$set": {"expire_time": _kept_while_used("$running", f"{_REQUEST}.window_ms")}},
+        *(_turned() if is_fair else []),
+        *_calling(
+            worker_id,
+            {"$subtract": ["$_free", "$_granted"]},
+            {"$cond": [{"$eq": ["$_waits", []]}, [], [own]]},
+        ),
+        {"$unset": [f"_{name}" for name in names]},
+    ]
+
+
+def _in_window(*, is_timed: bool) -> x.Expression:
+    """Return the starts that are in the window; where starts are limited, the earliest first."""
+    is_in = {"$gt": ["$$start.time", {"$subtract": [x.NOW, f"{_REQUEST}.window_ms"]}]}
+    starts = {"$filter": {"input": STARTS, "as": "start", "cond": is_in}}
+    return {"$sortArray": {"input": starts, "sortBy": {"time": 1}}} if is_timed else starts
+
+
+def _free() -> x.Expression:
+    """Return the number of permits that may be granted now."""
+    ends = x.add_ms({"$subtract": [x.NOW, f"{_REQUEST}.window_ms"]}, LEAD_MS)
+    soon = {"$filter": {"input": "$starts", "as": "start", "cond": {"$lte": ["$$start.time", ends]}}}
+
+    def left(limit: str, in_use: x.Expression) -> x.Expression:
+        return {"$subtract": [{"$ifNull": [limit, {"$add": [in_use, 1_000_000]}]}, in_use]}
+
+    by_runs = left(f"{_REQUEST}.concurrency", {"$size": "$running"})
+    by_starts = left(f"{_REQUEST}.starts", {"$subtract": [{"$size": "$starts"}, {"$size": soon}]})
+    return {"$max": [0, {"$min": [by_runs, by_starts]}]}
+
+
+def _under_way() -> x.Expression:
+    """Return the tasks for which a claim may be under way. Their permits are fresh."""
+
+    def fresh(entries: str, instant: str) -> x.Expression:
+        is_fresh = {"$gt": [f"$$entry.{instant}", x.NOW]}
+        return {"$map": {"input": {"$filter": {"input": entries, "as": "entry", "cond": is_fresh}}, **_ID_OF_ENTRY}}
+
+    return {"$setUnion": [fresh("$running", "claim_by"), fresh("$starts", "time")]}
+
+
+_ID_OF_ENTRY = {"as": "entry", "in": "$$entry.task_id"}
+
+
+def _not_under_way(tasks: str) -> x.Expression:
+    """Return those of these tasks for which nobody else has a permit already."""
+    is_taken = {"$and": ["$$task.is_single", {"$in": ["$$task.task_id", "$_under_way"]}]}
+    return {"$filter": {"input": tasks, "as": "task", "cond": {"$not": [is_taken]}}}
+
+
+def _candidates(*, is_fair: bool) -> x.Expression:
+    """Return the tasks that may get a permit, each with its key, the best one first."""
+    keyed = {
+        "$map": {
+            "input": _not_under_way(f"{_REQUEST}.wanted"),
+            "as": "task",
+            "in": {"$mergeObjects": [{"key": _key("$$task")}, "$$task"]},
+        }
+    }
+    return {"$sortArray": {"input": keyed, "sortBy": 1}} if is_fair else keyed  # by the key, as it comes first
+
+
+def _rivals(*, is_fair: bool) -> x.Expression:
+    """Return the waiting tasks of others, each once, with its key."""
+    is_mine = {"$in": ["$$task.task_id", _ids(f"{_REQUEST}.wanted")]}
+    of_worker = {"$filter": {"input": "$$worker.tasks", "as": "task", "cond": {"$not": [is_mine]}}}
+
+    def keyed(tasks: x.Expression) -> x.Expression:
+        rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
+        return {"$map": {"input": tasks, "as": "task", "in": rival}}
+
+    # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
+    own = [{"$cond": [f"{_REQUEST}.is_fair", keyed("$_still_waiting"), []]}] if is_fair else []
+    # A set, because several workers may wait for the same task.
+    return {"$setUnion": [_all_tasks(keyed(of_worker)), *own]}
+
+
+def _granted_cnt() -> x.Expression:
+    """Return how many of the candidates get a permit: those for which one is left by the rivals that are better."""
+    candidate = {"$getField": {"field": "key", "input": {"$arrayElemAt": ["$_open", "$$place"]}}}
+    is_better = {"$lt": ["$$rival.key", "$$key"]}
+    better = {"$size": {"$filter": {"input": "$_rivals", "as": "rival", "cond": is_better}}}
+    is_granted = {"$let": {"vars": {"key": candidate}, "in": {"$lt": [{"$add": ["$$place", better]}, "$_free"]}}}
+    room = {"$min": ["$_free", f"{_REQUEST}.most", {"$size": "$_open"}]}
+    beside_rivals = {"$size": {"$filter": {"input": {"$range": [0, room]}, "as": "place", "cond": is_granted}}}
+    return {"$cond": [{"$eq": ["$_rivals", []]}, room, beside_rivals]}
+
+
+def _with_granted(token: str) -> Document:
+    """Return the entries of the pool, with those of the granted permits."""
+    claim_by = x.add_ms(x.NOW, CLAIM_MS)
+    entry = {"task_id": {"$arrayElemAt": ["$_got_ids", "$$place"]}, "token": token}
+    # The start that must have left the window before this one begins.
+    index = {"$subtract": [{"$add": [{"$size": "$starts"}, "$$place"]}, f"{_REQUEST}.starts"]}
+    passing = {"$getField": {"field": "time", "input": {"$arrayElemAt": ["$starts", index]}}}
+    not_before = {"$cond": [{"$gte": [index, 0]}, {"$add": [passing, f"{_REQUEST}.window_ms"]}, "$$REMOVE"]}
+
+    def added(name: str, limit: str, made: Document) -> x.Expression:
+        entries = {"$map": {"input": {"$range": [0, {"$size": "$_got"}]}, "as": "place", "in": made}}
+        return {"$concatArrays": [name, {"$cond": [{"$gt": [limit, None]}, entries, []]}]}
+
+    return {
+        "starts": added("$starts", f"{_REQUEST}.starts", {**entry, "time": claim_by, "not_before": not_before}),
+        "running": added("$running", f"{_REQUEST}.concurrency", {**entry, "claim_by": claim_by}),
+    }
+
+
+def _without_granted() -> x.Expression:
+    """Return what waits in other workers, without the tasks that have got a permit."""
+    is_granted = {"$in": ["$$task.task_id", "$_got_ids"]}
+    left = {"$filter": {"input": "$$worker.tasks", "as": "task", "cond": {"$not": [is_granted]}}}
+    return {"$map": {"input": "$waiting", "as": "worker", "in": {"$mergeObjects": ["$$worker", {"tasks": left}]}}}
+
+
+def _waits() -> x.Expression:
+    """Return the tasks of this worker that the pool lists from now on."""
+    is_over = {"$in": ["$$task.task_id", {"$setUnion": ["$_got_ids", "$_under_way"]}]}
+    refused = {"$filter": {"input": f"{_REQUEST}.wanted", "as": "task", "cond": {"$not": [is_over]}}}
+    tasks = {"$concatArrays": [refused, "$_still_waiting"]}
+    return {"$cond": [{"$gt": [f"{_REQUEST}.kept", 0]}, _first(tasks, f"{_REQUEST}.kept"), []]}
+
+
+def _first(tasks: x.Expression, count: x.Expression) -> x.Expression:
+    # The server refuses to slice nothing.
+    return {"$slice": [tasks, {"$max": [count, 1]}]}
+
+
+def _turned() -> list[Mapping[str, Any]]:
+    """Return the stages that count the turns of the tasks that got a permit, which are in the order of their turns."""
+    tenant = {"$getField": {"field": "tenant", "input": {"$arrayElemAt": ["$_got", "$$place"]}}}
+    turn = {"tenant": {"$ifNull": [tenant, ""]}, "turn": {"$add": ["$turn", 1, "$$place"]}}
+    taken = {"$map": {"input": {"$range": [0, "$_granted"]}, "as": "place", "in": turn}}
+    tenants = {"$setUnion": ["$_taken.tenant"]}
+    of_tenant = {"$filter": {"input": "$_taken", "as": "each", "cond": {"$eq": ["$$each.tenant", "$$tenant"]}}}
+    last = {"$max": {"$map": {"input": of_tenant, "as": "each", "in": "$$each.turn"}}}
+    moved = {"$map": {"input": tenants, "as": "tenant", "in": {"tenant": "$$tenant", "turn": last}}}
+    stays = {"$not": [{"$in": ["$$of.tenant", "$_taken.tenant"]}]}
+    turns = {"$concatArrays": [{"$filter": {"input": "$turns", "as": "of", "cond": stays}}, moved]}
+    is_fair = f"{_REQUEST}.is_fair"
+    return [
+        {"$set": {"_taken": {"$cond": [is_fair, taken, []]}}},
+        {
+            "$set": {
+                # Those whose last turn came longest ago are forgotten first: they have the next turn anyway.
+                "turns": {"$cond": [is_fair, {"$slice": [turns, -_MAX_TURNS]}, "$$REMOVE"]},
+                "turn": {"$cond": [is_fair, {"$add": ["$turn", "$_granted"]}, "$$REMOVE"]},
+            }
+        },
+        {"$unset": "_taken"},
+    ]
+
+
+# --- returning --------------------------------------------------------------------------------------------------------
+
+
+def give_back(names: Sequence[str], worker_id: str) -> list[Stage]:
+    """Return the update that returns these permits for runs, and calls the workers whose tasks may have them."""
+    return _returning({"running": without(RUNNING, names)}, worker_id)
+
+
+def settle(begun: Mapping[str, datetime], lost: Sequence[str], worker_id: str) -> list[Stage]:
+    """Return the update that stores the times of handlers' starts, and returns the permits that are lost."""
+    index = {"$indexOfArray": [x.literal([*begun]), _NAME]}
+    timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal([*begun.values()]), "$$index"]}}]}
+    starts = {
+        "$map": {
+            "input": without(STARTS, lost),
+            "as": "entry",
+            "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [{"$gte": ["$$index", 0]}, timed, "$$entry"]}}},
+        }
+    }
+    return _returning({"starts": starts, "running": without(RUNNING, lost)}, worker_id)
+
+
+def _returning(change: Mapping[str, x.Expression], worker_id: str) -> list[Stage]:
+    free = {"$subtract": [{"$cond": [{"$isNumber": "$concurrency"}, "$concurrency", 0]}, {"$size": "$running"}]}
+    is_own = {"$eq": ["$$worker.worker_id", x.literal(worker_id)]}
+    own = {"$filter": {"input": "$waiting", "as": "worker", "cond": is_own}}
+    return [
+        {"$set": {**change, **_sound_turns({"$isArray": ["$turns"]})}},
+        {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
+        *_calling(worker_id, free, {"$cond": [{"$isArray": ["$waiting"]}, own, []]}),
+    ]
+
+
+def without(entries: x.Expression, names: Sequence[str]) -> x.Expression:
+    """Return the entries without those of these names."""
+    if not names:
+        return entries
+    return {"$filter": {"input": entries, "as": "entry", "cond": {"$not": [{"$in": [_NAME, x.literal([*names])]}]}}}
+
+
+# --- those that wait ------------------------------------------------------------------------------------------------
+
+
+def _others_waiting(worker_id: str) -> x.Expression:
+    """Return the well-formed entries of `waiting` that are of other workers, and still hold."""
+    task = "$$task"
+    is_task = {
+        "$and": [
+            {"$eq": [{"$type": f"{task}.task_id"}, "string"]},
+            {"$isArray": [f"{task}.rank"]},
+            {"$isNumber": {"$arrayElemAt": [{"$cond": [{"$isArray": [f"{task}.rank"]}, f"{task}.rank", []]}, 1]}},
+        ]
+    }
+    array = {"$cond": [{"$isArray": ["$$worker.tasks"]}, "$$worker.tasks", []]}
+    sound_tasks = {"$filter": {"input": array, "as": "task", "cond": is_task}}
+    holds = {
+        "$and": [
+            {"$eq": [{"$type": "$$worker.worker_id"}, "string"]},
+            {"$ne": ["$$worker.worker_id", x.literal(worker_id)]},
+            {"$eq": [{"$type": "$$worker.until"}, "date"]},
+            {"$gt": ["$$worker.until", x.NOW]},
+            {"$lt": ["$$worker.until", x.add_ms(x.NOW, _ABSURD_MS)]},
+        ]
+    }
+    live = {"$filter": {"input": "$waiting", "as": "worker", "cond": holds}}
+    checked = {"$map": {"input": live, "as": "worker", "in": {"$mergeObjects": ["$$worker", {"tasks": sound_tasks}]}}}
+    has_some = {"$and": [{"$isArray": ["$waiting"]}, {"$ne": ["$waiting", []]}]}
+    return {"$cond": [has_some, checked, []]}
+
+
+def _key(task: str) -> x.Expression:
+    """Return the sort key of a task.
+
+    Where tenants take turns, the first tasks of all tenants come before the second ones, and so on. Of these, the one
+    comes first whose tenant had its last turn longest ago.
+    """
+    begins, index, priority, time = ({"$arrayElemAt": [f"{task}.rank", place]} for place in range(4))
+    place = {"$indexOfArray": ["$turns.tenant", {"$ifNull": [f"{task}.tenant", ""]}]}
+    last = {"$cond": [{"$gte": [place, 0]}, {"$arrayElemAt": ["$turns.turn", place]}, 0]}
+    by_turn = [begins, index, last, priority, time]
+    return {"$cond": [{"$isArray": ["$turns"]}, by_turn, {"$ifNull": [f"{task}.rank", x.literal(_LAST)]}]}
+
+
+def _sound_turns(is_fair: x.Expression) -> Document:
+    """Return the turns of a fair pool. What is malformed begins anew."""
+    is_sound = {"$and": [{"$eq": [{"$type": "$$of.tenant"}, "string"]}, {"$isNumber": "$$of.turn"}]}
+    turns = {"$filter": {"input": {"$cond": [{"$isArray": ["$turns"]}, "$turns", []]}, "as": "of", "cond": is_sound}}
+    return {
+        "turn": {"$cond": [is_fair, {"$cond": [{"$isNumber": "$turn"}, "$turn", 0]}, "$$REMOVE"]},
+        "turns": {"$cond": [is_fair, turns, "$$REMOVE"]},
+    }
+
+
+def _ids(tasks: x.Expression) -> x.Expression:
+    return {"$map": {"input": tasks, "as": "task", "in": "$$task.task_id"}}
+
+
+def _all_tasks(tasks: x.Expression) -> x.Expression:
+    """Return `tasks` of each entry of `$waiting`, as one array."""
+    each = {"$map": {"input": "$waiting", "as": "worker", "in": tasks}}
+    return {"$reduce": {"input": each, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
+
+
+def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[Mapping[str, Any]]:
+    """Return the last stages of an update: call the workers of the tasks for which `free` permits are left.
+
+    The worker itself is not called: it looks after its own tasks. If it is the only one, nobody hears of the update.
+    """
+    keyed = {
+        "$map": {"input": "$$worker.tasks", "as": "task", "in": {"key": _key("$$task"), "of": "$$worker.worker_id"}}
+    }
+    in_order = {"$sortArray": {"input": _all_tasks(keyed), "sortBy": 1}}  # by the key, as it comes first
+    first = {"$slice": [in_order, {"$max": ["$_free", 1]}]}
+    workers = {"$setUnion": [{"$map": {"input": first, "as": "task", "in": "$$task.of"}}]}
+    is_any = {"$and": [{"$gt": ["$_free", 0]}, {"$ne": ["$waiting", []]}]}
+    # The time makes each call a change, so that the stream tells of it.
+    text = {
+        "$reduce": {
+            "input": "$_called",
+            "initialValue": {"$concat": [{"$toString": x.NOW}, "\n"]},
+            "in": {"$concat": ["$$value", "$$this", "\n"]},
+        }
+    }
+    is_called = {"$ne": ["$_called", []]}
+    everybody = {"$concatArrays": ["$waiting", "$_mine"]}
+    return [
+        {"$set": {"_mine": waiting, "waiting": _others_waiting(worker_id), "_free": free}},
+        {"$set": {"_called": {"$cond": [is_any, workers, []]}}},
+        {
+            "$set": {
+                "call": {"$cond": [is_called, text, "$call"]},
+                "quiet_time": {"$cond": [is_called, "$quiet_time", x.NOW]},
+                "waiting": {"$cond": [{"$eq": [everybody, []]}, "$$REMOVE", everybody]},
+            }
+        },
+        {"$unset": ["_mine", "_free", "_called"]},
+    ]

@@ -1,0 +1,108 @@
+"""Requests: what a worker asks the pools of permits for its tasks, and which tasks it lets them list as waiting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from operator import itemgetter
+
+from mtask.model import rules
+from mtask.model.documents import StoredTask
+from mtask.model.rules import Rank
+from mtask.store.queues.permits import MAX_WAITING, PermitPool, PermitRequest, Wanted
+from mtask.worker.admission.pools import Pools, lane_of_task
+from mtask.worker.admission.windows import Windows, lane_of
+from mtask.worker.state.queue import Entry, Order
+from mtask.worker.state.scope import Scope
+
+#: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
+#: its queue.
+KINDS = 4
+
+
+class Requests:
+    """Makes the requests for permits."""
+
+    def __init__(self, scope: Scope, pools: Pools, windows: Windows, picked: Mapping[str, Entry]) -> None:
+        """`picked`: the tasks that were taken from the windows and have no answer yet."""
+        self._ledger = scope.ledger
+        self._clock = scope.clock
+        self._pools = pools
+        self._windows = windows
+        self._picked = picked
+
+    def of(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
+        """Return the requests for the permits of one kind. `kind`: its number, the narrowest kind is 0.
+
+        `now`: the server's time at which the tasks were read.
+        """
+        found: dict[PermitPool, list[tuple[Rank, StoredTask]]] = {}
+        limits = {}
+        for task in tasks:
+            pool, limit = self._pools.limits(lane_of_task(task))[kind]
+            if limit is not None:
+                limits[pool] = limit
+                found.setdefault(pool, []).append((rules.rank(task, now), task))
+        has_peers = self._ledger.has_peers
+        requests = []
+        for pool, ranked in found.items():
+            is_fair = self._pools.takes_turns(pool)
+            ahead = self._ahead(pool, {task.id for _, task in ranked}, is_fair=is_fair)
+            # A worker alone need not say how urgent its tasks are.
+            wanted = [
+                _wanted(task, rank if has_peers or is_fair else None)
+                for rank, task in sorted(ranked, key=itemgetter(0))
+            ]
+            asked = _numbered(wanted, is_fair=is_fair, behind=ahead)
+            is_timed = limits[pool].starts is not None
+            waiting = self._waiting(pool, is_timed, ahead, asked, is_fair=is_fair) if has_peers else []
+            requests.append(
+                PermitRequest(pool, limits[pool], asked, None, waiting, does_wait=has_peers, is_fair=is_fair)
+            )
+        return requests
+
+    def _ahead(self, pool: PermitPool, asked: Collection[str], *, is_fair: bool) -> list[Wanted]:
+        """Return the tasks that another request of this worker asks a permit of this pool for, or is about to."""
+        picked = [
+            entry
+            for entry in self._picked.values()
+            if entry.task_id not in asked and pool in self._pools.of(lane_of(entry))
+        ]
+        return _numbered([self._hinted(entry) for entry in sorted(picked, key=_order)], is_fair=is_fair)
+
+    def _waiting(
+        self, pool: PermitPool, is_timed: bool, ahead: Sequence[Wanted], asked: Sequence[Wanted], *, is_fair: bool
+    ) -> list[Wanted]:
+        """Return the first tasks that wait here for a permit of this pool, beside those that ask now."""
+        state = self._pools.states.get(pool)
+        if state is None and not is_timed:
+            return []  # the pool was not full at the last answer
+        best = self._windows.best(pool, min(MAX_WAITING, self._pools.width(pool) + 1))
+        behind = _numbered([self._hinted(entry) for entry in best], is_fair=is_fair, behind=[*ahead, *asked])
+        return [*ahead, *behind][:MAX_WAITING]
+
+    def _hinted(self, entry: Entry) -> Wanted:
+        begins, priority, moment = entry.order
+        return Wanted(entry.task_id, (int(begins), priority, self._clock.instant_of(moment)), entry.tenant or "")
+
+
+def _wanted(task: StoredTask, rank: Rank | None) -> Wanted:
+    return Wanted(task.id, rank, task.tenant or "", is_single=task.task_option.concurrent_worker_cnt == 1)
+
+
+def _order(entry: Entry) -> Order:
+    return entry.order
+
+
+def _numbered(tasks: Sequence[Wanted], *, is_fair: bool, behind: Sequence[Wanted] = ()) -> list[Wanted]:
+    """Return the tasks, numbered by tenant where tenants take turns; the numbers follow those of `behind`."""
+    if not is_fair:
+        return list(tasks)
+    counts = Counter(task.tenant for task in behind)
+    numbered = []
+    for task in tasks:
+        numbered.append(replace(task, index=counts[task.tenant]))
+        counts[task.tenant] += 1
+    return numbered
