@@ -82,7 +82,7 @@ class PermitHolder:
 
 @dataclass(frozen=True, slots=True)
 class PermitWaiter:
-    """A worker in which tasks wait for a permit, at most 200 of them. `best_task_id`: the one that goes first."""
+    """A worker in which tasks wait for a permit, at most 100 of them. `best_task_id`: the one that goes first."""
 
     worker_id: str
     task_cnt: int

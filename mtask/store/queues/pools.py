@@ -163,12 +163,11 @@ def _view(most: int) -> Document:
 def pool_of(pool_id: object) -> PermitPool | None:
     """Return the pool with this `_id`; None: it is not one."""
     try:
-        parts = json.loads(str(pool_id))
-    except ValueError:
+        pool = PermitPool.of_id(str(pool_id))
+    except (ValueError, TypeError):
         return None
-    if not isinstance(parts, list) or not 1 <= len(parts) <= 3 or not all(isinstance(p, str | None) for p in parts):
-        return None
-    return PermitPool(*parts)
+    is_sound = all(isinstance(part, str | None) for part in (pool.queue, pool.key, pool.tenant))
+    return pool if is_sound and pool.id == pool_id else None
 
 
 def _contents(documents: Iterable[Document]) -> list[PoolContent]:
