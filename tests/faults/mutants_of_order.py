@@ -131,16 +131,10 @@ ORDER_MUTATIONS = (
         "full-key-hides-the-others",
         "Tasks behind one whose limit_key is at its limit are not offered.",
         (
-            Edit(_WINDOWS, "                self._closed.setdefault(closed_by, []).append(row)\n",
-                 "                self._closed.setdefault(closed_by, []).append(row)\n                return None\n"),
+            Edit(_WINDOWS, "                _take_out(window, row)\n                row.closed_by = closed_by\n",
+                 "                return None\n"),
         ),
         (f"{_WINDOWS_TESTS}::test_pool_without_permits_keeps_no_other_tasks_waiting",),
-    ),
-    Mutation(
-        "row-offered-again-and-again",
-        "Each task that is taken leaves an item behind, and each look goes through all of them.",
-        (Edit(_WINDOWS, "if row.key is None or key < row.key:", "if True:"),),
-        (f"{_WINDOWS_TESTS}::test_row_is_offered_once_however_many_of_its_tasks_are_taken",),
     ),
     # --- turns ----------------------------------------------------------------------------------------------
     Mutation(
