@@ -51,7 +51,9 @@ class Claimer:
         self._overflow = overflow
         self._ranks = ranks
         self._wake = asyncio.Event()
+        #: The claims of groups under way, and those of them that ask for permits: no other group waits for these.
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._limited: set[asyncio.Task[None]] = set()
         self._next_group = NextGroup()
         self._is_stopping = False
 
@@ -122,7 +124,8 @@ class Claimer:
         while not self._is_stopping:
             room = self._room
             now = monotonic()
-            if room <= 0 or len(self._in_flight) >= MAX_IN_FLIGHT:
+            self._queue.puts_limited_off = len(self._limited) >= MAX_IN_FLIGHT
+            if room <= 0 or len(self._in_flight) - len(self._limited) >= MAX_IN_FLIGHT:
                 return self._overflow.look(now)
             if self._is_held_back():
                 self._overflow.look(now)
@@ -136,7 +139,8 @@ class Claimer:
                 room = self._slots.free_cnt  # a limited claim uses up the permit, so the run must start at once
                 if room <= 0:
                     return self._overflow.look(now)
-            if self._in_flight and not self._queue.is_rescue_next:  # a rescue waits for no other task
+            before = self._limited if is_limited else self._in_flight - self._limited
+            if before and not self._queue.is_rescue_next:  # a rescue waits for no other task
                 left = self._next_group.seconds_left(
                     now,
                     is_shared=self._ranks.has_others(self._controls.names),
@@ -174,6 +178,8 @@ class Claimer:
         )
         job = asyncio.get_running_loop().create_task(sender.claim(task_ids, claim))
         self._in_flight.add(job)
+        if is_limited:
+            self._limited.add(job)
         self._next_group.began(now)
         job.add_done_callback(self._landed)
 
@@ -191,6 +197,7 @@ class Claimer:
 
     def _landed(self, job: asyncio.Task[None]) -> None:
         self._in_flight.discard(job)
+        self._limited.discard(job)
         if not job.cancelled() and job.exception() is not None:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()

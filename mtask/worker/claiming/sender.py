@@ -49,6 +49,7 @@ class Sender:
         self._scope = scope
         self._store = scope.store
         self._tempo = scope.tempo
+        self._clock = scope.clock
         self._admission = admission
         self._limits = admission.limits
         self._quarantine = admission.quarantine
@@ -292,7 +293,9 @@ class Sender:
             self.lost_cnt += len(lost)
             self._scope.meter.lost(len(lost))
             await self._adoption.adopt(documents, attempt)
-            self._admission.lost(lost, won)
+            # A claim that came too late for its permits says nothing of its tasks.
+            is_late = admitted is not None and admitted.claim_by is not None and self._clock.now() >= admitted.claim_by
+            self._admission.lost(() if is_late else lost, won)
             self._scope.signals.tasks_doubtful.send(lost)
             if admitted is not None and is_first:
                 await self._limits.settle(admitted, lost)

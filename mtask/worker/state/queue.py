@@ -180,6 +180,8 @@ class PreemptionQueue:
             limited.dismiss = self._forget
         #: The number of ready tasks in `_limited`. While it is 0, limits cost nothing.
         self._limited_cnt = 0
+        #: Whether limited tasks are left out for now.
+        self.puts_limited_off = False
         self._is_fair = is_fair
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
@@ -489,7 +491,7 @@ class PreemptionQueue:
     def _of_all_sources(self) -> Sequence[Source]:
         count = len(self._ready) if self._room > 0 else 2
         sources: list[Source] = [*self._ready[:count], *self._turns[: count // 2]]
-        if self._limited is not None:
+        if self._limited is not None and not self.puts_limited_off:
             sources.append(self._limited)
         heads = [source.head(self._now) for source in sources]
         ranked = sorted(
