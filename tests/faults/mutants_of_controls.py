@@ -7,6 +7,7 @@ from tests.faults.mutant import Edit, Mutation
 _CLIENT = "mtask/client/operating/controls.py"
 _LIMITS = "mtask/worker/admission/limits.py"
 _PERMITS = "mtask/store/queues/permits.py"
+_STATEMENTS = "mtask/store/statements/permits.py"
 _RETENTION = "mtask/store/tasks/retention.py"
 _WORKER_CONTROLS = "mtask/worker/admission/controls.py"
 
@@ -18,7 +19,6 @@ _PERMITS_TESTS = "tests/integration/store/queues/test_permits.py"
 _INSTANTS = "tests/unit/store/test_requests_hold_no_instant.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
-_BY_TOKEN = '{"$and": [{"$eq": ["$$entry.token", token]}, {"$in": ["$$entry.task_id", given_back]}]}'
 
 CONTROL_MUTATIONS = (
     # --- limits ---------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ CONTROL_MUTATIONS = (
             Edit(_PERMITS, "            document: Document = yield places(\n                \"find_one_and_update\",",
                  "            read = (yield places(\"find_one\", {\"_id\": pool_id})) or {}\n"
                  "            was = {kind: x.literal(read.get(kind, [])) for kind in (\"starts\", \"running\")}\n"
-                 "            pipeline = [{\"$set\": was}, *pipeline[-6:]]\n"
+                 "            pipeline = [{\"$set\": was}, *pipeline]\n"
                  "            document: Document = yield places(\n                \"find_one_and_update\","),
         ),
         (f"{_PERMITS_TESTS}::test_of_any_number_that_ask_at_once_no_more_than_the_limit_get_one",),
@@ -55,19 +55,12 @@ CONTROL_MUTATIONS = (
     ),
     Mutation(
         "permit-given-back-by-task",
-        "A run that is over gives back the permit of the next run of its task.",
+        "Who did not get a task, or whose run of it is over, gives back the permit of another run.",
         (
-            Edit(_PERMITS, 'gone = x.literal([f"{token} {task_id}" for task_id, token in runs])',
-                 "gone = x.literal([task_id for task_id, _ in runs])"),
-            Edit(_PERMITS, 'name = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}',
-                 'name = "$$entry.task_id"'),
+            Edit(_STATEMENTS, 'return f"{token} {task_id}"', "return task_id"),
+            Edit(_STATEMENTS, '_NAME = {"$concat": ["$$entry.token", " ", "$$entry.task_id"]}',
+                 '_NAME = "$$entry.task_id"'),
         ),
-        (f"{_PERMITS_TESTS}::test_a_permit_is_given_back_by_nobody_but_its_own_claim",),
-    ),
-    Mutation(
-        "lost-claim-gives-back-the-winners-permit",
-        "Who did not get a task gives back the permit of the worker that did.",
-        (Edit(_PERMITS, _BY_TOKEN, '{"$in": ["$$entry.task_id", given_back]}'),),
         (f"{_PERMITS_TESTS}::test_a_permit_is_given_back_by_nobody_but_its_own_claim",),
     ),
     Mutation(
@@ -79,8 +72,8 @@ CONTROL_MUTATIONS = (
     Mutation(
         "window-by-the-local-clock",
         "Which starts still count is read from the wall clock of the worker's machine.",
-        (Edit(_PERMITS, '{"$subtract": [x.NOW, "$_request.window_ms"]}',
-              f'{{"$subtract": [{_LOCAL_NOW}, "$_request.window_ms"]}}'),),
+        (Edit(_STATEMENTS, 'is_in = {"$gt": ["$$start.time", {"$subtract": [x.NOW, ',
+              f'is_in = {{"$gt": ["$$start.time", {{"$subtract": [{_LOCAL_NOW}, '),),
         (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
     ),
     Mutation(

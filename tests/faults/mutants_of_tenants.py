@@ -7,7 +7,8 @@ from tests.faults.mutant import Edit, Mutation
 _ACCESS = "mtask/web/access.py"
 _CONTROLS = "mtask/worker/admission/controls.py"
 _LIMITS = "mtask/worker/admission/limits.py"
-_PARKING = "mtask/worker/admission/parking.py"
+_POOLS = "mtask/worker/admission/pools.py"
+_TARGETS = "mtask/worker/admission/targets.py"
 _MEMORY = "mtask/worker/state/turns.py"
 _NEXT = "mtask/app/next.py"
 _QUEUE = "mtask/worker/state/queue.py"
@@ -113,13 +114,13 @@ TENANT_MUTATIONS = (
     Mutation(
         "tenant-at-its-limit-hides-others",
         "Scans bring the tasks of a tenant that has to wait, and no others.",
-        (Edit(_PARKING, "            excluded.setdefault(pool.queue, set()).add(pool.tenant)\n", ""),),
+        (Edit(_TARGETS, "tenants.setdefault((pool.queue, level), []).append(pool.tenant)", "pass"),),
         (f"{_LIMITS_TESTS}::test_tasks_of_a_tenant_at_its_limit_hide_no_tasks_of_others_from_scans",),
     ),
     Mutation(
         "tenants-share-a-pool",
         "The tenants of a queue share the limit that each of them has.",
-        (Edit(_LIMITS, "PermitPool(task.queue, tenant=tenant)),\n", 'PermitPool(task.queue, tenant="all")),\n'),),
+        (Edit(_POOLS, "tenant=tenant), by_tenant)", 'tenant="all"), by_tenant)'),),
         (f"{_LIMITS_TESTS}::test_each_tenant_of_a_queue_has_a_limit_that_holds_over_two_workers",),
     ),
     Mutation(
@@ -130,7 +131,7 @@ TENANT_MUTATIONS = (
             Edit(
                 _CONTROLS, "queue in self.paused_queues or tenant in self.paused_tenants", "queue in self.paused_queues"
             ),
-            Edit(_PARKING, "excluded[None] = set(self._controls.paused_tenants)", "pass"),
+            Edit(_TARGETS, "paused[None] = controls.paused_tenants", "pass"),
         ),
         (f"{_LIMITS_TESTS}::test_paused_tenant_waits_and_the_others_go_on",),
     ),

@@ -73,8 +73,8 @@ WORKER_MUTATIONS = (
         "times-by-the-local-clock",
         "When to try a task is read from the wall clock of the worker's machine.",
         (
-            Edit("mtask/worker/state/clock.py", "return _seconds(instant) - self._offset",
-                 "return _seconds(instant) - time.time() + time.monotonic()"),
+            Edit("mtask/worker/state/clock.py", "return seconds_of(instant) - self._offset",
+                 "return seconds_of(instant) - time.time() + time.monotonic()"),
         ),
         ("tests/unit/worker/state/test_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
     ),
@@ -522,7 +522,8 @@ WORKER_MUTATIONS = (
         "priority-ignored",
         "Due tasks go by age alone.",
         (
-            Edit("mtask/worker/state/queue.py", "return (-self.priority, ", "return (0, "),
+            Edit("mtask/worker/state/queue.py", "return (not self.is_begun, -self.priority, self.moment + later)",
+                 "return (not self.is_begun, 0, self.moment + later)"),
         ),
         ("tests/unit/worker/state/test_queue.py::test_priority_goes_before_any_preference",),
     ),

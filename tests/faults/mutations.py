@@ -39,6 +39,7 @@ from tests.faults.mutants_of_flows import FLOW_MUTATIONS
 from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
+from tests.faults.mutants_of_order import ORDER_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_starting import STARTING_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
@@ -60,6 +61,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
+    *ORDER_MUTATIONS,
     *SCHEDULE_MUTATIONS,
     *EVENT_MUTATIONS,
     *DEPLOYING_MUTATIONS,

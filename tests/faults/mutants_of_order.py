@@ -1,0 +1,158 @@
+"""Mutations of the order in which tasks with limits start: their ranks, windows and turns, and who gets a permit."""
+
+from __future__ import annotations
+
+from tests.faults.mutant import Edit, Mutation
+
+_LIMITS = "mtask/worker/admission/limits.py"
+_POOLS = "mtask/worker/admission/pools.py"
+_QUEUE = "mtask/worker/state/queue.py"
+_RULES = "mtask/model/rules.py"
+_STATEMENTS = "mtask/store/statements/permits.py"
+_WINDOWS = "mtask/worker/admission/windows.py"
+
+_LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
+_PERMITS_TESTS = "tests/integration/store/queues/test_permits.py"
+_RANKS_TESTS = "tests/unit/model/test_ranks.py"
+_WINDOWS_TESTS = "tests/unit/worker/admission/test_windows.py"
+
+ORDER_MUTATIONS = (
+    # --- ranks ----------------------------------------------------------------------------------------------
+    Mutation(
+        "rank-by-when-it-was-read",
+        "A task that asks for a permit ranks by the time at which it was read.",
+        (Edit(_RULES, "-task.task_option.priority, stored)", "-task.task_option.priority, now)"),),
+        (f"{_RANKS_TESTS}::test_tasks_go_by_their_stored_times_whenever_they_are_seen",),
+    ),
+    Mutation(
+        "rank-by-when-it-was-seen",
+        "Waiting tasks are offered in the order in which this worker may try them, and not in that of their documents.",
+        (
+            Edit(_QUEUE, "entry.limit_key, entry.moment, entry.is_lapsed = limit_key, moment, is_lapsed",
+                 "entry.limit_key, entry.moment, entry.is_lapsed = limit_key, due, is_lapsed"),
+        ),
+        (f"{_WINDOWS_TESTS}::test_tasks_go_in_the_order_of_their_documents_whenever_they_were_seen",),
+    ),
+    Mutation(
+        "interrupted-task-asks-like-any-other",
+        "An interrupted task has no precedence when it asks for a permit.",
+        (Edit(_RULES, "return (0 if is_interrupted(task, now) else 1, ", "return (1, "),),
+        (f"{_RANKS_TESTS}::test_interrupted_task_goes_before_any_priority",),
+    ),
+    Mutation(
+        "interrupted-task-waits-like-any-other",
+        "An interrupted task has no precedence among those that wait for permits.",
+        (
+            Edit(_QUEUE, "            return (not self.is_begun, -self.priority, self.moment)\n",
+                 "            return (True, -self.priority, self.moment)\n"),
+        ),
+        (f"{_WINDOWS_TESTS}::test_interrupted_tasks_go_before_any_priority",),
+    ),
+    # --- permits --------------------------------------------------------------------------------------------
+    Mutation(
+        "holder-takes-the-permit-again",
+        "Who returns a permit takes it again, though a better task waits in another worker.",
+        (Edit(_STATEMENTS, '{"$lt": [{"$add": ["$$place", better]}, "$_free"]}', '{"$lt": ["$$place", "$_free"]}'),),
+        (f"{_PERMITS_TESTS}::test_who_returns_a_permit_takes_it_again_only_if_no_better_task_waits_elsewhere",),
+    ),
+    Mutation(
+        "dead-worker-waits-for-ever",
+        "A permit is left for the tasks of a worker that has died.",
+        (Edit(_STATEMENTS, '            {"$gt": ["$$worker.until", x.NOW]},\n', ""),),
+        (f"{_PERMITS_TESTS}::test_a_waiting_worker_that_has_died_keeps_permits_for_a_while_only",),
+    ),
+    Mutation(
+        "nobody-is-called",
+        "A permit is left for a better task, whose worker hears nothing of it.",
+        (Edit(_STATEMENTS, '{"$cond": [is_called, text, "$call"]}', '"$call"'),),
+        (f"{_PERMITS_TESTS}::test_a_worker_without_room_withdraws_and_the_next_one_is_called",),
+    ),
+    Mutation(
+        "limit-keys-of-all-tenants-are-one",
+        "Tasks with a limit_key wait for those of another tenant.",
+        (Edit(_POOLS, "(PermitPool(queue, key, tenant), by_key)", "(PermitPool(queue, key), by_key)"),),
+        (f"{_WINDOWS_TESTS}::test_equal_limit_keys_of_two_tenants_are_two_keys",),
+    ),
+    Mutation(
+        "pool-of-a-queue-without-its-limit",
+        "The limit of a queue is looked for among those of its limit_keys, and none is found.",
+        (Edit(_POOLS, "if limit is not None and each == pool), None)", "if each == pool), None)"),),
+        (f"{_WINDOWS_TESTS}::test_each_kind_of_pool_has_its_limit",),
+    ),
+    Mutation(
+        "start-counts-from-its-claim",
+        "A start counts from the claim, and not from the time at which the handler begins.",
+        (
+            Edit(_LIMITS, "run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())",
+                 "loop.call_soon(self._begin, name, sent)"),
+        ),
+        (f"{_LIMITS_TESTS}::test_no_window_has_more_starts_than_the_limit",),
+    ),
+    Mutation(
+        "failed-request-is-the-last-one",
+        "After a request for permits that failed, its pool is not asked again.",
+        (
+            Edit(_LIMITS, "            raise  # the tasks without an answer",
+                 "            self._answered(wanted.values())\n            raise  # the tasks without an answer"),
+        ),
+        (f"{_LIMITS_TESTS}::test_request_for_permits_that_fails_is_made_again",),
+    ),
+    Mutation(
+        "refused-tasks-close-the-queue",
+        "Tasks that get no permit of their limit_key use up what may be asked of their queue.",
+        (Edit(_POOLS, "return pools[pools.index(pool) + 1 :] if pool in pools else ()", "return ()"),),
+        (f"{_LIMITS_TESTS}::test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue",),
+    ),
+    # --- windows --------------------------------------------------------------------------------------------
+    Mutation(
+        "bound-ignored",
+        "A worker offers tasks behind those that it does not know yet.",
+        (
+            Edit(_WINDOWS, "if first is None or (first.order > row.bound and not first.is_begun):",
+                 "if first is None:"),
+            Edit(_WINDOWS, "(entry.order > row.bound or self._is_beyond_need(row, entry))",
+                 "self._is_beyond_need(row, entry)"),
+        ),
+        (f"{_WINDOWS_TESTS}::test_nothing_behind_the_bound_is_offered_before_a_scan_has_brought_all_before_it",),
+    ),
+    Mutation(
+        "dropped-tasks-bound-nothing",
+        "After tasks were dropped for lack of room, worse ones are offered.",
+        (Edit(_WINDOWS, "        row.bound = min(row.bound, entry.order)\n\n", "        pass\n\n"),),
+        (f"{_WINDOWS_TESTS}::test_what_was_dropped_for_lack_of_room_bounds_what_is_offered",),
+    ),
+    Mutation(
+        "all-of-a-key-dropped-while-one-asks",
+        "While a task asks for the permit of its limit_key, the others of this limit_key are dropped.",
+        (Edit(_POOLS, " or state.retry_at == inf else", " else"),),
+        (f"{_WINDOWS_TESTS}::test_tasks_stay_while_another_one_asks_for_the_permit_that_they_need",),
+    ),
+    Mutation(
+        "full-key-hides-the-others",
+        "Tasks behind one whose limit_key is at its limit are not offered.",
+        (
+            Edit(_WINDOWS, "                _take_out(window, row)\n                row.closed_by = closed_by\n",
+                 "                return None\n"),
+        ),
+        (f"{_WINDOWS_TESTS}::test_pool_without_permits_keeps_no_other_tasks_waiting",),
+    ),
+    # --- turns ----------------------------------------------------------------------------------------------
+    Mutation(
+        "turns-of-each-worker-alone",
+        "A worker goes by the turns that it has taken itself.",
+        (Edit(_POOLS, "self._turns[queue] = _Turns(count, dict(last))", "self._turns.setdefault(queue, _Turns())"),),
+        (f"{_WINDOWS_TESTS}::test_turns_that_other_workers_have_granted_count",),
+    ),
+    Mutation(
+        "turns-not-counted-by-the-pool",
+        "The pool does not count the turns, so the tenant that is asked for more often gets more.",
+        (Edit(_STATEMENTS, "by_turn = [begins, index, last, ", "by_turn = [begins, index, "),),
+        (f"{_PERMITS_TESTS}::test_tenants_take_turns_over_all_workers",),
+    ),
+    Mutation(
+        "turn-in-vain-is-a-turn",
+        "A tenant that asked in vain goes behind those that came after it.",
+        (Edit(_WINDOWS, "if (row.lane.tenant or \"\") in tenants:", "if False:"),),
+        (f"{_WINDOWS_TESTS}::test_tenant_that_asked_in_vain_has_its_turn_again",),
+    ),
+)
