@@ -26,7 +26,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=120.0, help="tasks published a second")
     parser.add_argument("--nemesis", action="append", default=[], choices=nemeses.names(), help="only this one")
     parser.add_argument("--spare", metavar="WORKER", choices=WORKERS, help="a worker that no nemesis ends (w1 to w5)")
-    parser.add_argument("--once", action="store_true", help="every nemesis once, then the end")
+    parser.add_argument(
+        "--once", action="store_true", help="every nemesis once, then the end; the order of starts is only counted"
+    )
     parser.add_argument("--folder", type=Path, help="where history and report go [build/chaos/SEED]")
     arguments = parser.parse_args(given)
     seed = seed_of(arguments.seed)

@@ -189,7 +189,8 @@ def _judge_order(
     verdict: Verdict,
 ) -> None:
     try:
-        judge = OrderJudge(verdict, clock, faults, asked, chain.tasks, chain.runs, handlers.work)
+        runs, works, is_hasty = chain.runs, handlers.work, bool(facts.get("is_once"))
+        judge = OrderJudge(verdict, clock, faults, asked, chain.tasks, runs, works, is_hasty=is_hasty)
         judge.judge(facts.get("order", ()), facts.get("ends", ()))
     except _UNREADABLE as error:
         verdict.doubt(f"the facts of the order cannot be read: {type(error).__name__}: {error}")

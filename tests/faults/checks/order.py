@@ -13,12 +13,12 @@ from mtask.model.status import RunStatus
 from tests.faults.checks.asked import Asked
 from tests.faults.checks.handlers import Work
 from tests.faults.checks.logs import Document, RunLog, TaskLog
-from tests.faults.checks.verdict import Distribution, Verdict
+from tests.faults.checks.verdict import Distribution, Kind, Verdict
 from tests.faults.history import Clock, Fault
 from tests.faults.order_load import APPS, QUEUES, serves
 from tests.order.delays import Delay
 from tests.order.history import Change, History, Limit, Run, Settings, Task, Trouble, Up, Worker
-from tests.order.model import judge
+from tests.order.model import Violation, judge
 from tests.order.reading import read_task
 from tests.order.times import joined, without
 from tests.order.tolerance import Tolerance
@@ -58,7 +58,11 @@ class OrderJudge:
         tasks: Mapping[str, TaskLog],
         runs: Mapping[str, RunLog],
         works: Mapping[str, Work],
+        *,
+        is_hasty: bool = False,
     ) -> None:
+        """`is_hasty`: faults follow one another without a pause. What is out of order is only counted then."""
+        self._is_hasty = is_hasty
         self._verdict = verdict
         self._clock = clock
         self._asked = asked
@@ -78,11 +82,13 @@ class OrderJudge:
         )
         judgement = judge(history, TOLERANCE)
         for found in judgement.violations:
-            kind = "over_limit" if found.kind.startswith("too many") else "wrong_order"
-            self._verdict.report(kind, found.task_id, f"{found.kind}: {found.what}", at=f"{found.at:.3f}")  # type: ignore[arg-type]
+            if found.kind.startswith("too many"):
+                self._report("over_limit", found)
+            elif not self._is_hasty:
+                self._report("wrong_order", found)
         calm = [delay for delay in judgement.delays if delay.wait == "lapse" and self._is_calm(delay)]
         for delay in calm:
-            if delay.seconds > _RESCUE:
+            if delay.seconds > _RESCUE and not self._is_hasty:
                 what = "not rescued, and its permit was free"
                 self._verdict.report("wrong_order", delay.task_id, what, since=f"{delay.since:.3f}", s=delay.seconds)
         self._verdict.figures.rescue_limited = Distribution.of(delay.seconds for delay in calm)
@@ -91,6 +97,9 @@ class OrderJudge:
             "out of order": len(judgement.of("order")),
             "out of turn": len(judgement.of("turn")),
         }
+
+    def _report(self, kind: Kind, found: Violation) -> None:
+        self._verdict.report(kind, found.task_id, f"{found.kind}: {found.what}", at=f"{found.at:.3f}")
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
