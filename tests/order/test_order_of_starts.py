@@ -96,7 +96,7 @@ def play_quietly(theatre: Theatre, size: Size) -> Play:
     theatre.open(_LATER)
     theatre.wait_ended(KEYS, "equal")
     theatre.open(KEYS)
-    theatre.wait_done(*QUIET)
+    theatre.wait_done(QUIET)
     return Play(theatre, QUIET)
 
 
@@ -167,7 +167,7 @@ def play_dying(theatre: Theatre, size: Size) -> Play:
         theatre.terminate(worker_id)
         theatre.wait_running()
     theatre.open(BACK)
-    theatre.wait_done(*DYING)
+    theatre.wait_done(DYING)
     return Play(theatre, DYING)
 
 

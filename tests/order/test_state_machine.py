@@ -61,7 +61,7 @@ class Example:
         for _ in range(_STEPS):
             self._random.choice(steps)()
         self._theatre.wait_running()
-        self._theatre.wait_done()
+        self._theatre.wait_done(self._queues)
         return judge(self._theatre.history(*self._queues))
 
     @property

@@ -120,7 +120,7 @@ class Theatre:
         """Publish these tasks in one call."""
         self.client.publish_many(specs)
 
-    def wait_done(self, *queues: str) -> None:
+    def wait_done(self, queues: Sequence[str]) -> None:
         """Wait until all tasks of these queues have ended."""
         while left := self._count_open(queues):
             eventually(partial(self._is_less, left, queues), PATIENCE, f"one of {left} tasks ends")
