@@ -79,6 +79,8 @@ class Wanted:
     task_id: str
     rank: Rank | None = None
     tenant: str = ""
+    #: The number of tasks of its tenant that go before it. Only in a queue with fair turns.
+    index: int = 0
     #: Whether the task wants one worker: while a claim of it is under way, nobody else gets a permit for it.
     is_single: bool = True
 
@@ -86,7 +88,8 @@ class Wanted:
         """Return the form in which pools hold it."""
         if self.rank is None:
             return {"task_id": self.task_id, "is_single": self.is_single}
-        rank = list(self.rank)
+        begins, priority, time = self.rank
+        rank = [begins, self.index, priority, time]
         tenant = {"tenant": self.tenant} if self.tenant else {}
         return {"task_id": self.task_id, "is_single": self.is_single, "rank": rank, **tenant}
 
