@@ -28,8 +28,11 @@ ORDER_MUTATIONS = (
         "rank-by-when-it-was-seen",
         "Waiting tasks are offered in the order in which this worker may try them, and not in that of their documents.",
         (
-            Edit(_QUEUE, "entry.limit_key, entry.moment, entry.is_lapsed = limit_key, moment, is_lapsed",
-                 "entry.limit_key, entry.moment, entry.is_lapsed = limit_key, due, is_lapsed"),
+            Edit(
+                _QUEUE,
+                "entry.limit_key, entry.moment, entry.is_lapsed = limit_key, moment, is_lapsed",
+                "entry.limit_key, entry.moment, entry.is_lapsed = limit_key, due, is_lapsed",
+            ),
         ),
         (f"{_WINDOWS_TESTS}::test_tasks_go_in_the_order_of_their_documents_whenever_they_were_seen",),
     ),
@@ -43,8 +46,11 @@ ORDER_MUTATIONS = (
         "interrupted-task-waits-like-any-other",
         "An interrupted task has no precedence among those that wait for permits.",
         (
-            Edit(_QUEUE, "            return (not self.is_begun, -self.priority, self.moment)\n",
-                 "            return (True, -self.priority, self.moment)\n"),
+            Edit(
+                _QUEUE,
+                "            return (not self.is_begun, -self.priority, self.moment)\n",
+                "            return (True, -self.priority, self.moment)\n",
+            ),
         ),
         (f"{_WINDOWS_TESTS}::test_interrupted_tasks_go_before_any_priority",),
     ),
@@ -83,8 +89,11 @@ ORDER_MUTATIONS = (
         "start-counts-from-its-claim",
         "A start counts from the claim, and not from the time at which the handler begins.",
         (
-            Edit(_LIMITS, "run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())",
-                 "loop.call_soon(self._begin, name, sent)"),
+            Edit(
+                _LIMITS,
+                "run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())",
+                "loop.call_soon(self._begin, name, sent)",
+            ),
         ),
         (f"{_LIMITS_TESTS}::test_no_window_has_more_starts_than_the_limit",),
     ),
@@ -92,8 +101,11 @@ ORDER_MUTATIONS = (
         "failed-request-is-the-last-one",
         "After a request for permits that failed, its pool is not asked again.",
         (
-            Edit(_LIMITS, "            raise  # the tasks without an answer",
-                 "            self._answered(wanted.values())\n            raise  # the tasks without an answer"),
+            Edit(
+                _LIMITS,
+                "            raise  # the tasks without an answer",
+                "            self._answered(wanted.values())\n            raise  # the tasks without an answer",
+            ),
         ),
         (f"{_LIMITS_TESTS}::test_request_for_permits_that_fails_is_made_again",),
     ),
@@ -108,10 +120,14 @@ ORDER_MUTATIONS = (
         "bound-ignored",
         "A worker offers tasks behind those that it does not know yet.",
         (
-            Edit(_WINDOWS, "if first is None or (first.order > row.bound and not first.is_begun):",
-                 "if first is None:"),
-            Edit(_WINDOWS, "(entry.order > row.bound or self._is_beyond_need(row, entry))",
-                 "self._is_beyond_need(row, entry)"),
+            Edit(
+                _WINDOWS, "if first is None or (first.order > row.bound and not first.is_begun):", "if first is None:"
+            ),
+            Edit(
+                _WINDOWS,
+                "(entry.order > row.bound or self._is_beyond_need(row, entry))",
+                "self._is_beyond_need(row, entry)",
+            ),
         ),
         (f"{_WINDOWS_TESTS}::test_nothing_behind_the_bound_is_offered_before_a_scan_has_brought_all_before_it",),
     ),
@@ -131,8 +147,11 @@ ORDER_MUTATIONS = (
         "full-key-hides-the-others",
         "Tasks behind one whose limit_key is at its limit are not offered.",
         (
-            Edit(_WINDOWS, "                _take_out(window, row)\n                row.closed_by = closed_by\n",
-                 "                return None\n"),
+            Edit(
+                _WINDOWS,
+                "                _take_out(window, row)\n                row.closed_by = closed_by\n",
+                "                return None\n",
+            ),
         ),
         (f"{_WINDOWS_TESTS}::test_pool_without_permits_keeps_no_other_tasks_waiting",),
     ),
@@ -152,7 +171,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "turn-in-vain-is-a-turn",
         "A tenant that asked in vain goes behind those that came after it.",
-        (Edit(_WINDOWS, "if (row.lane.tenant or \"\") in tenants:", "if False:"),),
+        (Edit(_WINDOWS, 'if (row.lane.tenant or "") in tenants:', "if False:"),),
         (f"{_WINDOWS_TESTS}::test_tenant_that_asked_in_vain_has_its_turn_again",),
     ),
 )

@@ -55,7 +55,7 @@ class Roster:
                 scope.clock.observe(self._live[0]["now"], sent, monotonic())
             return await self._ranks.take(self._live)
         except BaseException:
-            self._is_overdue = True
+            self._is_asked = True  # not overdue: the next scan finds tasks without the roster, should it fail for long
             raise
         finally:
             self._next = monotonic() + max(_PAUSE, _TIMES * (monotonic() - sent))

@@ -154,7 +154,9 @@ def test_pause_after_a_long_read_is_a_multiple_of_its_duration(knowing: Knowing,
     knowing(test)
 
 
-def test_read_that_has_failed_is_repeated(knowing: Knowing, store: SyncStore, clock: Clock) -> None:
+def test_failed_read_is_repeated_after_a_pause_and_scans_go_on(
+    knowing: Knowing, store: SyncStore, clock: Clock
+) -> None:
     async def test(known: Known) -> None:
         def fail() -> None:
             raise DatabaseUnavailable("gone")
@@ -166,6 +168,9 @@ def test_read_that_has_failed_is_repeated(knowing: Knowing, store: SyncStore, cl
         with pytest.raises(DatabaseUnavailable):
             await known.roster.read_if_due()
         known.amid = lambda: None
+        assert not await known.roster.read_if_due()
+        assert clock.now < known.roster.due_at < clock.now + 60
+        clock.now = known.roster.due_at
         assert await known.roster.read_if_due()
         assert known.count == 1
 
