@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from mtask.local import ReplicaSet
 from tests.order.app import OTHER, WORK
 from tests.order.model import Judgement, judge
@@ -132,6 +134,8 @@ def run_examples(server: ReplicaSet, folder: Path, random: Random) -> list[Judge
         return [Example(theatre, number, random).play() for number in range(_EXAMPLES)]
 
 
+# Long, because it finds a fault in about one of six examples (docs/design/controls.md).
+@pytest.mark.long
 def test_no_start_breaks_the_order_whatever_happens(mongo_server: ReplicaSet, tmp_path: Path) -> None:
     seed = int(os.environ.get("MTASK_TEST_SEED", Random().getrandbits(32)))
     print(f"MTASK_TEST_SEED={seed}")
