@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -114,6 +115,15 @@ def _readable(
         verdict.doubt(f"{what} cannot be read after {count} records: {type(error).__name__}: {error}")
 
 
+@contextmanager
+def _doubting(what: str, verdict: Verdict) -> Iterator[None]:
+    """Doubt the history if these facts cannot be read."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        verdict.doubt(f"the facts of {what} cannot be read: {type(error).__name__}: {error}")
+
+
 def _is_instant(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
@@ -188,12 +198,10 @@ def _judge_order(
     clock: Clock,
     verdict: Verdict,
 ) -> None:
-    try:
+    with _doubting("the order", verdict):
         runs, works, is_hasty = chain.runs, handlers.work, bool(facts.get("is_once"))
         judge = OrderJudge(verdict, clock, faults, asked, chain.tasks, runs, works, is_hasty=is_hasty)
         judge.judge(facts.get("order", ()), facts.get("ends", ()))
-    except _UNREADABLE as error:
-        verdict.doubt(f"the facts of the order cannot be read: {type(error).__name__}: {error}")
 
 
 # --- executors --------------------------------------------------------------------------------------------------
@@ -208,12 +216,10 @@ def _judge_executors(
     clock: Clock,
     verdict: Verdict,
 ) -> None:
-    try:
+    with _doubting("executors", verdict):
         judge = ExecutorJudge(verdict, clock, chain.runs, handlers.work, faults, facts.get("isolated", ()))
         workers = [Life(end["pid"], end["began"], end["at"]) for end in facts.get("ends", ())]
         judge.judge(workers, asked.changed, facts.get("processes_left", 0))
-    except _UNREADABLE as error:
-        verdict.doubt(f"the facts of executors cannot be read: {type(error).__name__}: {error}")
 
 
 # --- summing up -------------------------------------------------------------------------------------------------

@@ -109,9 +109,9 @@ class Pools:
         limit = self.limit_of(pool)
         return 0 if limit is None else width_of(limit)
 
-    def kept(self, lane: Lane, pool: PermitPool) -> int:
+    def kept(self, pool: PermitPool) -> int:
         """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""
-        return max(KEPT, 2 * next((width_of(limit) for each, limit in self.limits(lane) if limit and each == pool), 0))
+        return max(KEPT, 2 * self.width(pool))
 
     def state(self, pool: PermitPool) -> PoolState:
         """Return what is known of a pool, to be changed."""

@@ -103,8 +103,8 @@ class _Narrow:
         """Return the pools for which enough tasks wait here, and the others."""
         fat: list[PermitPool] = []
         thin: list[PermitPool] = []
-        for pool, lanes in self.lanes.items():
-            has_enough = pool not in self._wanted or self._counts[pool] >= self._limits.pools.kept(lanes[0], pool)
+        for pool in self.lanes:
+            has_enough = pool not in self._wanted or self._counts[pool] >= self._limits.pools.kept(pool)
             (fat if has_enough else thin).append(pool)
         return fat, thin
 

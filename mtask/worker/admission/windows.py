@@ -135,7 +135,7 @@ class Windows:
             return inf
         if self._pools.retry_at(pool) > monotonic() + SOON:
             return 0
-        return max(1, min(self._pools.kept(row.lane, pool), _MOST_CLOSED // len(self._closed)))
+        return max(1, min(self._pools.kept(pool), _MOST_CLOSED // len(self._closed)))
 
     def _trim(self, row: _Row) -> None:
         """Drop waiting tasks of a row that has no permits: a scan brings them again when there may be some."""
