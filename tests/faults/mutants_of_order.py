@@ -165,7 +165,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "turns-not-counted-by-the-pool",
         "The pool does not count the turns, so the tenant that is asked for more often gets more.",
-        (Edit(_STATEMENTS, "by_turn = [begins, index, last, ", "by_turn = [begins, index, "),),
+        (Edit(_STATEMENTS, "[begins, index, last, priority, time]", "[begins, index, priority, time]"),),
         (f"{_PERMITS_TESTS}::test_tenants_take_turns_over_all_workers",),
     ),
     Mutation(

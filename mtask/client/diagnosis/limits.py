@@ -250,12 +250,11 @@ def _better(task: Task, content: PoolContent, now: datetime) -> dict[str, Listed
 def _key(task: Task, content: PoolContent, others: Iterable[Listed], now: datetime) -> pools.Key:
     """Return the key of a task that is not listed: those of its tenant that are go before it, if they are better."""
     begins, priority, time = rules.rank(task, now)
-    key = content.key(begins, priority, time, tenant=task.tenant, index=0)
-    if content.turns is None:
-        return key
-    own = [each.key for each in others if each.tenant == (task.tenant or "")]
-    index = sum((each[0], *each[3:]) < (key[0], *key[3:]) for each in own)
-    return content.key(begins, priority, time, tenant=task.tenant, index=index)
+    rank = (begins, priority, time.timestamp())
+    tenant = task.tenant or ""
+    # The keys of fair turns hold a rank's parts, with the number and the turn behind the first one.
+    own = ((each.key[0], *each.key[-2:]) for each in others if each.tenant == tenant)
+    return content.key(rank, tenant=tenant, index=sum(key < rank for key in own))
 
 
 def _reached(bound: Bound, name: str, viewer: str | None) -> Reason:

@@ -42,8 +42,8 @@ Document = dict[str, Any]
 #: The most waiting tasks of one worker that a pool lists.
 MAX_WAITING = 100
 #: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
-#: missing after this delay will never come.
-_LATEST = timedelta(seconds=15)
+#: missing after this delay will never come: the server ends a claim after 5 s at the latest.
+_LATEST = timedelta(seconds=6)
 _RACES = 5
 
 
@@ -79,8 +79,6 @@ class Wanted:
     task_id: str
     rank: Rank | None = None
     tenant: str = ""
-    #: The number of tasks of its tenant that go before it. Only in a queue with fair turns.
-    index: int = 0
     #: Whether the task wants one worker: while a claim of it is under way, nobody else gets a permit for it.
     is_single: bool = True
 
@@ -88,8 +86,7 @@ class Wanted:
         """Return the form in which pools hold it."""
         if self.rank is None:
             return {"task_id": self.task_id, "is_single": self.is_single}
-        begins, priority, time = self.rank
-        rank = [begins, self.index, priority, time]
+        rank = list(self.rank)
         tenant = {"tenant": self.tenant} if self.tenant else {}
         return {"task_id": self.task_id, "is_single": self.is_single, "rank": rank, **tenant}
 

@@ -6,6 +6,7 @@ Nothing is decided here, because a pool changes with each request. What is malfo
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -75,11 +76,12 @@ class PoolContent:
         """The workers whose entries hold."""
         return [waiter for waiter in self.waiters if self.now < waiter.until]
 
-    def key(self, begins: float, priority: float, time: datetime, *, tenant: str | None, index: float) -> Key:
-        """Return the key of a task with this rank. `index`: the number of its tenant's tasks that go before it."""
+    def key(self, rank: Key, *, tenant: str, index: int) -> Key:
+        """Return the key of a task. `index`: the number of its tenant's tasks that go before it."""
         if self.turns is None:
-            return (begins, priority, time.timestamp())
-        return (begins, index, self.turns.get(tenant or "", 0), priority, time.timestamp())
+            return rank
+        begins, *rest = rank
+        return (begins, index, self.turns.get(tenant, 0), *rest)
 
 
 def read(pools: Collection[PermitPool]) -> Operation[dict[PermitPool, PoolContent]]:
@@ -191,9 +193,12 @@ def _content(pool: PermitPool, document: Document) -> PoolContent:
     times = [time for time in (document.get("quiet_time"), _called(document)) if isinstance(time, datetime)]
     updated = max(times, default=None)
     content = PoolContent(pool, running, starts, (), turns if is_fair else None, updated, now)
+    asking = list(_sound(document.get("waiting"), "until", now, "worker_id"))
+    listed = [list(_listed(entry["tasks"])) for entry in asking]
+    keys = _keys({each.task_id: each for tasks in listed for each in tasks}, content)
     waiters = [
-        Waiter(entry["worker_id"], entry["until"], int(entry["count"]), list(_listed(entry["tasks"], content)))
-        for entry in _sound(document.get("waiting"), "until", now, "worker_id")
+        Waiter(entry["worker_id"], entry["until"], int(entry["count"]), _keyed(tasks, keys))
+        for entry, tasks in zip(asking, listed, strict=True)
     ]
     return replace(content, waiters=waiters)
 
@@ -219,12 +224,27 @@ def _sound(value: object, instant: str, now: datetime, *texts: str) -> Iterable[
             yield entry
 
 
-def _listed(entries: object, content: PoolContent) -> Iterable[Listed]:
+def _listed(entries: object) -> Iterable[Listed]:
+    """Yield the tasks that a worker lists, each with its rank as its key."""
     for entry in _entries(entries):
         task_id, rank, tenant = entry.get("task_id"), entry.get("rank"), entry.get("tenant")
-        if not isinstance(task_id, str) or not isinstance(rank, list) or len(rank) != 4:
+        if not isinstance(task_id, str) or not isinstance(rank, list) or len(rank) != 3:
             continue
-        begins, index, priority, time = rank
-        if all(isinstance(number, int | float) for number in rank[:3]) and isinstance(time, datetime):
-            of = tenant if isinstance(tenant, str) else None
-            yield Listed(task_id, content.key(begins, priority, time, tenant=of, index=index), of or "")
+        begins, priority, time = rank
+        if isinstance(begins, int | float) and isinstance(priority, int | float) and isinstance(time, datetime):
+            key = (begins, priority, time.timestamp())
+            yield Listed(task_id, key, tenant if isinstance(tenant, str) else "")
+
+
+def _keys(tasks: Mapping[str, Listed], content: PoolContent) -> dict[str, Key]:
+    """Return the keys of the listed tasks of all workers. A tenant's are numbered in the order of their ranks."""
+    counts: Counter[str] = Counter()
+    keys = {}
+    for each in sorted(tasks.values(), key=lambda each: each.key):
+        keys[each.task_id] = content.key(each.key, tenant=each.tenant, index=counts[each.tenant])
+        counts[each.tenant] += 1
+    return keys
+
+
+def _keyed(tasks: Iterable[Listed], keys: Mapping[str, Key]) -> list[Listed]:
+    return sorted((replace(each, key=keys[each.task_id]) for each in tasks), key=lambda each: each.key)

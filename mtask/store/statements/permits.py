@@ -89,8 +89,9 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
         },
         {"$set": {"_free": _free(), "_under_way": _under_way()}},
         # Another request of the worker may have got permits for some of those that wait.
-        {"$set": {"_still_waiting": _not_under_way(f"{_REQUEST}.waiting"), "_open": _candidates(is_fair=is_fair)}},
+        {"$set": {"_still_waiting": _not_under_way(f"{_REQUEST}.waiting"), "_open": _candidates()}},
         {"$set": {"_rivals": _rivals(is_fair=is_fair)}},
+        *(_by_turns() if is_fair else []),
         {"$set": {"_granted": _granted_cnt()}},
         {"$set": {"_got": {"$cond": [{"$gt": ["$_granted", 0]}, _first("$_open", "$_granted"), []]}}},
         {"$set": {"_got_ids": _ids("$_got")}},
@@ -152,31 +153,37 @@ def _not_under_way(tasks: str) -> x.Expression:
     return {"$filter": {"input": tasks, "as": "task", "cond": {"$not": [is_taken]}}}
 
 
-def _candidates(*, is_fair: bool) -> x.Expression:
+def _candidates() -> x.Expression:
     """Return the tasks that may get a permit, each with its key, the best one first."""
-    keyed = {
-        "$map": {
-            "input": _not_under_way(f"{_REQUEST}.wanted"),
-            "as": "task",
-            "in": {"$mergeObjects": [{"key": _key("$$task")}, "$$task"]},
-        }
-    }
-    return {"$sortArray": {"input": keyed, "sortBy": 1}} if is_fair else keyed  # by the key, as it comes first
+    return _keyed(_not_under_way(f"{_REQUEST}.wanted"))
 
 
 def _rivals(*, is_fair: bool) -> x.Expression:
     """Return the waiting tasks of others, each once, with its key."""
     is_mine = {"$in": ["$$task.task_id", _ids(f"{_REQUEST}.wanted")]}
     of_worker = {"$filter": {"input": "$$worker.tasks", "as": "task", "cond": {"$not": [is_mine]}}}
-
-    def keyed(tasks: x.Expression) -> x.Expression:
-        rival = {"key": _key("$$task"), "task_id": "$$task.task_id"}
-        return {"$map": {"input": tasks, "as": "task", "in": rival}}
-
     # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
-    own = [{"$cond": [f"{_REQUEST}.is_fair", keyed("$_still_waiting"), []]}] if is_fair else []
+    own = [{"$cond": [f"{_REQUEST}.is_fair", _keyed("$_still_waiting"), []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
-    return {"$setUnion": [_all_tasks(keyed(of_worker)), *own]}
+    return {"$setUnion": [_all_tasks(_keyed(of_worker)), *own]}
+
+
+def _by_turns() -> list[Stage]:
+    """Return the stages that put candidates and rivals in the order of the turns, where tenants take turns."""
+    line = _in_turns({"$concatArrays": ["$_open", "$_rivals"]})
+    is_open = {"$in": ["$$task.task_id", _ids("$_open")]}
+    of_line = {"input": "$_line", "as": "task"}
+    fair = {"$and": [f"{_REQUEST}.is_fair", {"$gt": ["$_free", 0]}]}
+    return [
+        {"$set": {"_line": {"$cond": [fair, line, []]}}},
+        {
+            "$set": {
+                "_open": {"$cond": [fair, {"$filter": {**of_line, "cond": is_open}}, "$_open"]},
+                "_rivals": {"$cond": [fair, {"$filter": {**of_line, "cond": {"$not": [is_open]}}}, "$_rivals"]},
+            }
+        },
+        {"$unset": "_line"},
+    ]
 
 
 def _granted_cnt() -> x.Expression:
@@ -324,17 +331,38 @@ def _others_waiting(worker_id: str) -> x.Expression:
     return {"$cond": [has_some, checked, []]}
 
 
-def _key(task: str) -> x.Expression:
-    """Return the sort key of a task.
+def _keyed(tasks: x.Expression) -> x.Expression:
+    """Return these tasks, each with its key: its rank."""
+    key = {"$ifNull": ["$$task.rank", x.literal(_LAST)]}
+    entry = {"key": key, "task_id": "$$task.task_id", "tenant": {"$ifNull": ["$$task.tenant", ""]}}
+    return {"$map": {"input": tasks, "as": "task", "in": entry}}
 
-    Where tenants take turns, the first tasks of all tenants come before the second ones, and so on. Of these, the one
-    comes first whose tenant had its last turn longest ago.
+
+def _in_order(entries: x.Expression) -> x.Expression:
+    return {"$sortArray": {"input": entries, "sortBy": 1}}  # by the key, as it comes first
+
+
+def _in_turns(entries: x.Expression) -> x.Expression:
+    """Return the entries of `_keyed` in the order of the turns, with keys that tell it.
+
+    The first tasks of all tenants come before the second ones, and so on. Of these, the one comes first whose tenant
+    had its last turn longest ago. Interrupted tasks wait for no turn.
     """
-    begins, index, priority, time = ({"$arrayElemAt": [f"{task}.rank", place]} for place in range(4))
-    place = {"$indexOfArray": ["$turns.tenant", {"$ifNull": [f"{task}.tenant", ""]}]}
-    last = {"$cond": [{"$gte": [place, 0]}, {"$arrayElemAt": ["$turns.turn", place]}, 0]}
-    by_turn = [begins, index, last, priority, time]
-    return {"$cond": [{"$isArray": ["$turns"]}, by_turn, {"$ifNull": [f"{task}.rank", x.literal(_LAST)]}]}
+    by_tenant = {"$map": {"input": entries, "as": "task", "in": {"of": "$$task.tenant", "task": "$$task"}}}
+    begins, priority, time = ({"$arrayElemAt": ["$$each.task.key", place]} for place in range(3))
+    # How many tasks of the tenant go before this one.
+    index = {"$subtract": ["$$place", {"$indexOfArray": ["$$line.of", "$$each.of"]}]}
+    tenant = {"$indexOfArray": ["$turns.tenant", "$$each.of"]}
+    last = {"$cond": [{"$gte": [tenant, 0]}, {"$arrayElemAt": ["$turns.turn", tenant]}, 0]}
+    entry = {"$mergeObjects": ["$$each.task", {"key": [begins, index, last, priority, time]}]}
+    turned = {
+        "$map": {
+            "input": {"$range": [0, {"$size": "$$line"}]},
+            "as": "place",
+            "in": {"$let": {"vars": {"each": {"$arrayElemAt": ["$$line", "$$place"]}}, "in": entry}},
+        }
+    }
+    return _in_order({"$let": {"vars": {"line": _in_order(by_tenant)}, "in": turned}})
 
 
 def _sound_turns(is_fair: x.Expression) -> Document:
@@ -362,12 +390,13 @@ def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[
 
     The worker itself is not called: it looks after its own tasks. If it is the only one, nobody hears of the update.
     """
-    keyed = {
-        "$map": {"input": "$$worker.tasks", "as": "task", "in": {"key": _key("$$task"), "of": "$$worker.worker_id"}}
-    }
-    in_order = {"$sortArray": {"input": _all_tasks(keyed), "sortBy": 1}}  # by the key, as it comes first
-    first = {"$slice": [in_order, {"$max": ["$_free", 1]}]}
-    workers = {"$setUnion": [{"$map": {"input": first, "as": "task", "in": "$$task.of"}}]}
+    all_tasks = {"$setUnion": [_all_tasks(_keyed("$$worker.tasks"))]}
+    in_order = {"$cond": [{"$isArray": ["$turns"]}, _in_turns(all_tasks), _in_order(all_tasks)]}
+    first = _ids(_first(in_order, "$_free"))
+    has_one = {"$gt": [{"$size": {"$setIntersection": [_ids("$$worker.tasks"), "$$first"]}}, 0]}
+    called = {"$filter": {"input": "$waiting", "as": "worker", "cond": has_one}}
+    names = {"$map": {"input": called, "as": "worker", "in": "$$worker.worker_id"}}
+    workers = {"$let": {"vars": {"first": first}, "in": {"$setUnion": [names]}}}
     is_any = {"$and": [{"$gt": ["$_free", 0]}, {"$ne": ["$waiting", []]}]}
     # The time makes each call a change, so that the stream tells of it.
     text = {

@@ -145,11 +145,23 @@ def _worker_events(worker_id: str) -> x.Expression:
 
 def _calls(worker_id: str) -> x.Expression:
     """Whether an update of a pool calls this worker: see `mtask.store.queues.permits`."""
-    call = _updated("call")
-    place = {
-        "$indexOfBytes": [{"$cond": [{"$eq": [{"$type": call}, "string"]}, call, ""]}, x.literal(f"\n{worker_id}\n")]
+
+    def names_me(call: str) -> x.Expression:
+        text = {"$cond": [{"$eq": [{"$type": call}, "string"]}, call, ""]}
+        return {"$gte": [{"$indexOfBytes": [text, x.literal(f"\n{worker_id}\n")]}, 0]}
+
+    # The server writes an update that changes nearly all of a document as its replacement. A call has its time in front.
+    call, quiet_time = "$fullDocument.call", {"$toString": "$fullDocument.quiet_time"}
+    is_latest = {"$or": [{"$ne": [{"$type": "$fullDocument.quiet_time"}, "date"]}, {"$gte": [call, quiet_time]}]}
+    return {
+        "$switch": {
+            "branches": [
+                {"case": {"$eq": ["$operationType", "update"]}, "then": names_me(_updated("call"))},
+                {"case": {"$eq": ["$operationType", "replace"]}, "then": {"$and": [names_me(call), is_latest]}},
+            ],
+            "default": False,
+        }
     }
-    return {"$and": [{"$eq": ["$operationType", "update"]}, {"$gte": [place, 0]}]}
 
 
 def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Shares | None = None) -> list[Document]:

@@ -113,7 +113,7 @@ class Limits:
         self._wake = asyncio.Event()
         #: The tasks that were taken from the windows and have no answer yet. They still wait.
         self._picked: dict[str, Entry] = {}
-        self._requests = Requests(scope, self.pools, self.windows, self._picked)
+        self._requests = Requests(scope, self.pools, self.windows, self._picked, self._held)
         #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
         #: and the timer of the next one.
         self._granted_cnt = 0
@@ -179,9 +179,10 @@ class Limits:
                 requests = self._requests.of(wanted.values(), kind, now)
                 if not requests:
                     continue
+                calls = {}
                 for request in requests:
                     if (state := self.pools.states.get(request.pool)) is not None:
-                        state.withdraw_at = inf
+                        state.withdraw_at, calls[request.pool] = inf, state.calls
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
                 answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
@@ -196,7 +197,7 @@ class Limits:
                         not_before[task_id] = max(time, not_before.get(task_id, time))
                     lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
                     self._answered(lost)
-                    self._take_answer(request, answer)
+                    self._take_answer(request, answer, calls.get(request.pool, 0))
                     # These ask no wider pool, so other tasks may.
                     wider = (self.pools.wider(lane_of_task(task), request.pool) for task in lost)
                     self._let_ask(Counter(chain.from_iterable(wider)))
@@ -231,8 +232,8 @@ class Limits:
         for task in tasks:
             self._picked.pop(task.id, None)
 
-    def _take_answer(self, request: PermitRequest, answer: PermitGrant) -> None:
-        """Note what an answer tells of a pool."""
+    def _take_answer(self, request: PermitRequest, answer: PermitGrant, calls: int) -> None:
+        """Note what an answer tells of a pool. `calls`: the number of its calls when it was asked."""
         pool = request.pool
         self._granted_cnt += len(answer.task_ids)
         if request.is_fair and pool.queue is not None:
@@ -249,8 +250,10 @@ class Limits:
         now = monotonic()
         state.budget = 0
         state.refusals = 0 if answer.task_ids else state.refusals + 1
-        if request.is_fair and answer.is_open and state.refusals <= _AT_ONCE:
-            state.retry_at = now  # by now it is known whose turn it is
+        # By now it is known whose turn it is.
+        is_turn_known = request.is_fair and answer.is_open and state.refusals <= _AT_ONCE
+        if is_turn_known or state.calls > calls:
+            state.retry_at = now
             self._wake.set()
             return
         next_time = answer.next_time(self._clock.now())
@@ -408,6 +411,7 @@ class Limits:
         """Ask the pool again: permits are left for tasks that wait in this worker."""
         pool = PermitPool.of_id(pool_id)
         if (state := self.pools.states.get(pool)) is not None:
+            state.calls += 1
             state.withdraw_at = monotonic() + _ANSWER
             self._let_ask({pool: self.pools.width(pool) + 1})
             self._wake.set()

@@ -16,7 +16,7 @@ from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.controls import Controls
 
 #: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
-KEPT = 10
+KEPT = 50
 
 
 class Lane(NamedTuple):
@@ -45,6 +45,8 @@ class PoolState:
     is_listed: bool = False
     #: The number of requests in a row that found no free permit.
     refusals: int = 0
+    #: The number of calls. A call that comes while a request is under way may be later than its answer.
+    calls: int = 0
 
 
 @dataclass(slots=True)

@@ -305,17 +305,24 @@ class Windows:
         """Whether tasks wait that need a permit of this pool."""
         return any(row.count or row.bound != ALL for row in self._rows_of(pool))
 
-    def best(self, pool: PermitPool, count: int) -> list[Entry]:
-        """Return the first waiting tasks that need a permit of this pool, and that no other pool keeps waiting."""
+    def best(self, pool: PermitPool, count: int, free: Collection[PermitPool] = ()) -> list[Entry]:
+        """Return the first waiting tasks that need a permit of this pool, and that no other pool keeps waiting.
+
+        `free`: pools that keep none waiting. Where tenants take turns, each of them has one at least, whatever `count`:
+        this worker may not know yet whose turn it is.
+        """
         open_rows = [
             row
             for row in self._rows_of(pool)
-            if row.count and all(each == pool or self._pools.has_room(each) for each in self._pools.of(row.lane))
+            if row.count
+            and all(each == pool or each in free or self._pools.has_room(each) for each in self._pools.of(row.lane))
         ]
         if len(open_rows) == 1 and not self._pools.is_fair(open_rows[0].lane.queue):
             return [
                 item[2] for item in heapq.nsmallest(count, open_rows[0].live()) if self._is_known(open_rows[0], item)
             ]
+        if self._pools.takes_turns(pool):
+            count = max(count, len(open_rows))
         found: list[tuple[_Key, int, Entry]] = []
         for row in open_rows:
             known = [item for item in row.live() if self._is_known(row, item)]
@@ -345,9 +352,15 @@ class Windows:
         rows = window.rows.values()
         if window.is_cut and sum(row.count for row in rows if row.closed_by in (None, wide)) < LOW:
             return True
-        return any(
-            row.bound < window.bound and row.count <= KEPT // 4 and self._pools.closed(row.lane) is None for row in rows
-        )
+        return any(row.bound < window.bound and self._runs_low(row) for row in rows)
+
+    def _runs_low(self, row: _Row) -> bool:
+        """Whether few tasks of a row are left, and its pools may soon have permits for more.
+
+        What is not here is not listed in the pools, so worse tasks of other workers would get the permits.
+        """
+        kept = self._kept(row)
+        return row.count < (KEPT if kept == inf else kept) / 2
 
     def narrow_lanes(self, queue: str) -> Iterator[NarrowLane]:
         """Yield the lanes of a queue that a pool of a limit_key or a tenant keeps waiting."""

@@ -43,7 +43,7 @@ def content(
             tenant = task_id.split(":")[1]
             index = counts.setdefault(tenant, 0)
             counts[tenant] += 1
-            key = made.key(1, -priority, after(-60), tenant=tenant, index=index)
+            key = made.key((1, -priority, after(-60).timestamp()), tenant=tenant, index=index)
             listed.append(Listed(task_id, key, tenant))
         waiters.append(Waiter(worker_id, until, len(listed), listed))
     return PoolContent(POOL, held, starts, waiters, turns, updated, NOW)

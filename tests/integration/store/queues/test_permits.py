@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -254,9 +253,7 @@ _TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 def wanted(*task_ids: str, begins: int = 1, tenant: str = "") -> list[Wanted]:
     """Return tasks whose priority is the number behind their letter."""
-    return [
-        Wanted(task_id, (begins, -int(task_id[1:]), _TIME), tenant, index) for index, task_id in enumerate(task_ids)
-    ]
+    return [Wanted(task_id, (begins, -int(task_id[1:]), _TIME), tenant) for task_id in task_ids]
 
 
 def ask(store: SyncStore, worker: str, tasks: Sequence[Wanted], *, limit: int = 1, **given: Any) -> permits.PermitGrant:
@@ -362,15 +359,21 @@ def test_tenants_take_turns_over_all_workers(store: SyncStore) -> None:
         for worker in "aab":
             if not tasks[worker]:
                 continue
-            got = ask(store, worker, renumbered(tasks[worker]), is_fair=True).task_ids
+            got = ask(store, worker, tasks[worker], is_fair=True).task_ids
             tasks[worker] = [task for task in tasks[worker] if task.task_id not in got]
             order += sorted(got)
         give_back_all(store, "c")
     assert "".join(task_id[0] for task_id in order)[:6] in ("ababab", "bababa"), order
 
 
-def renumbered(tasks: Sequence[Wanted]) -> list[Wanted]:
-    return [replace(task, index=index) for index, task in enumerate(tasks)]
+def test_tasks_of_one_tenant_keep_their_order_over_all_workers(store: SyncStore) -> None:
+    ask(store, "holder", wanted("h0", "h1"), limit=2, is_fair=True)
+    ask(store, "a", wanted("b9", "b8", tenant="b"), limit=2, is_fair=True)
+    ask(store, "b", wanted("b1", tenant="b"), limit=2, is_fair=True)
+    give_back_all(store, "holder")
+    assert called(store) == ["a"]
+    assert not ask(store, "b", wanted("b1", tenant="b"), limit=2, is_fair=True).task_ids
+    assert ask(store, "a", wanted("b9", "b8", tenant="b"), limit=2, is_fair=True).task_ids == {"b9", "b8"}
 
 
 def test_one_request_takes_equal_turns_of_its_tenants(store: SyncStore) -> None:

@@ -226,6 +226,29 @@ def test_appeals_and_ends_of_other_workers_are_told(store: SyncStore) -> None:
     ]
 
 
+def test_calls_are_told_to_those_that_are_called_though_the_server_writes_a_replacement(store: SyncStore) -> None:
+    places, now = store.database["places"], server_now(store)
+    first, second = ((now + timedelta(seconds=n)).isoformat(timespec="milliseconds")[:23] + "Z" for n in range(2))
+
+    def document(time: str, worker_id: str, **fields: Any) -> dict[str, Any]:
+        return {"call": f"{time}\n{worker_id}\n", "schema_version": 1, **fields}
+
+    def write(number: int, time: str, worker_id: str, **fields: Any) -> None:
+        places.replace_one({"_id": f'["{number}"]'}, document(time, worker_id, **fields))
+
+    def call() -> None:
+        places.update_one({"_id": '["0"]'}, {"$set": document(first, "other")})
+        places.update_one({"_id": '["1"]'}, {"$set": document(first, "another")})
+        write(2, second, "other", quiet_time=now)
+        write(3, first, "other", quiet_time=now + timedelta(seconds=1))  # quiet: the call came before
+        write(4, second, "another", quiet_time=now)
+        write(5, first, "other")
+        publish(store, "last")
+
+    places.insert_many([{"_id": f'["{n}"]', "starts": [], "running": [], "schema_version": 1} for n in range(6)])
+    assert [event["documentKey"]["_id"] for event in heard(store, call)] == ['["0"]', '["2"]', '["5"]']
+
+
 # --- how it is read ---------------------------------------------------------------------------------------
 
 

@@ -275,7 +275,7 @@ def test_permits_in_use_and_those_who_wait_for_them_are_shown(browser: Browser, 
     # Workers that are on record nowhere: entries of a pool hold for some seconds.
     places = client.tasks.database["places"]
     until = client.server_time() + timedelta(seconds=50)
-    rank = [0, 0, -9, client.server_time()]
+    rank = [0, -9, client.server_time()]
     tasks = [{"task_id": f"transcode:another-{n}", "is_single": True, "rank": rank} for n in range(3)]
     listed = [{"worker_id": f"encoder-{n}", "until": until, "tasks": tasks[n:]} for n in range(3)]
     places.update_one({"_id": '["video", "archive"]'}, {"$set": {"waiting": listed}})

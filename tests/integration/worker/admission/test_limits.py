@@ -381,6 +381,64 @@ def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not
     asyncio.run(scenario())
 
 
+def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 1)
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            with bench.backed_up():
+                await publish(bench, 1, prefix="next ")
+                waiting = StoredTask.model_validate(bench.tasks.find_one({"key": "next 0"}))
+                limits, clock = bench.worker.parts.limits, bench.worker.parts.scope.clock
+                store = bench.worker.parts.scope.store
+                run = store.run
+
+                async def answered_late(operation: Any) -> Any:
+                    answer = await run(operation)
+                    limits.called(QUEUE.id)
+                    return answer
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(type(store), "run", lambda _, operation: answered_late(operation))
+                    await limits.admit([waiting], "token", clock.now(), lambda *_: None)
+                assert limits.pools.retry_at(QUEUE) <= monotonic()
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    app, peer = App(), App()
+    listed: list[int] = []
+    pool = PermitPool(None, tenant="acme")
+    client.limit("default", concurrency=1)
+    client.limit(tenant="acme", concurrency=1)
+    places = mongo[database_name]["places"]
+
+    @app.task
+    def work() -> None:
+        waiting = (places.find_one({"_id": pool.id}) or {}).get("waiting", ())
+        listed.append(sum(len(worker["tasks"]) for worker in waiting))
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, peer, worker_id="peer") as bench:
+            for number in range(3):
+                await bench.client.publish("work", key=f"{number}", tenant="acme")
+            async with working(mongo_uri, database_name, mongo, app, worker_id="w1"):
+                await until(lambda: bench.count("SUCCESS") == 3, message="all done")
+
+    peer.task(name="other")(work)
+    asyncio.run(scenario())
+    assert listed == [2, 1, 0]
+
+
 def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_being_served(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:

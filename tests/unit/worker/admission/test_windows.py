@@ -74,9 +74,9 @@ class Scene:
         self.pools.give([pool], most)
         self.windows.reopen([pool])
 
-    def best(self, pool: PermitPool, most: int = 100) -> list[str]:
+    def best(self, pool: PermitPool, most: int = 100, free: Collection[PermitPool] = ()) -> list[str]:
         """Return what the pool is to list."""
-        return [entry.task_id for entry in self.windows.best(pool, most)]
+        return [entry.task_id for entry in self.windows.best(pool, most, free)]
 
 
 # --- the order --------------------------------------------------------------------------------------------------------
@@ -235,15 +235,38 @@ def test_flood_of_one_limit_key_takes_little_room_and_a_more_urgent_task_of_it_i
     scene = Scene(limit=10, key_limit=1)
     lane = Lane("q", "k", None)
     scene.close(PermitPool("q", "k"))
-    for number in range(100):
-        scene.push(f"{number:02}", float(number), limit_key="k")
+    for number in range(3 * KEPT):
+        scene.push(f"{number:03}", float(number), limit_key="k")
         scene.take()
     assert KEPT <= len(scene.queue) <= 2 * KEPT
-    scene.push("urgent", 200.0, priority=1, limit_key="k")
+    scene.push("urgent", 2_000.0, priority=1, limit_key="k")
     assert "urgent" in scene.queue
     assert [(narrow.lane, narrow.is_cut) for narrow in scene.windows.narrow_lanes("q")] == [(lane, True)]
     scene.open(PermitPool("q", "k"), 3)
-    assert scene.take() == ["urgent", "00", "01"]
+    assert scene.take() == ["urgent", "000", "001"]
+
+
+def test_more_of_a_flood_is_wanted_before_the_last_one_has_its_permit() -> None:
+    scene = Scene(limit=1_000, key_limit=1)
+    key = PermitPool("q", "k")
+    scene.close(key)
+    for number in range(3 * KEPT):
+        scene.push(f"{number:03}", float(number), limit_key="k")
+        scene.take()
+    assert not scene.windows.wants_more("q")
+    while not scene.windows.wants_more("q"):
+        scene.open(key)
+        assert scene.take()
+    assert len(scene.queue) >= KEPT // 4
+
+
+def test_task_is_listed_though_another_pool_is_full_if_its_permits_come_together() -> None:
+    tenant = PermitPool(None, tenant="t")
+    scene = Scene(limit=1, tenant_limits={"t": Limit(concurrency=1)})
+    scene.push("0", tenant="t")
+    scene.close(QUEUE)
+    assert scene.best(tenant) == []
+    assert scene.best(tenant, free={QUEUE}) == ["0"]
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -260,6 +283,12 @@ def test_tenants_take_turns_whatever_the_age_and_the_priority_of_their_tasks() -
     scene.push("b urgent", 9.0, priority=5, tenant="b")
     assert scene.best(QUEUE) == ["b urgent", "a0", "c4", "a1", "b3", "a2"]
     assert scene.take() == ["b urgent", "a0", "c4", "b3", "a1", "a2"]
+
+
+def test_each_tenant_is_listed_though_few_permits_can_be_free() -> None:
+    scene = Scene(limit=1, fair=True)
+    push_for(scene, "aaabbcd")
+    assert scene.best(QUEUE, 2) == ["a0", "b3", "c5", "d6"]
 
 
 def test_turns_that_other_workers_have_granted_count() -> None:
