@@ -150,7 +150,7 @@ def _calls(worker_id: str) -> x.Expression:
         text = {"$cond": [{"$eq": [{"$type": call}, "string"]}, call, ""]}
         return {"$gte": [{"$indexOfBytes": [text, x.literal(f"\n{worker_id}\n")]}, 0]}
 
-    # The server writes an update that changes nearly all of a document as its replacement. A call has its time in front.
+    # The server writes an update that changes nearly all of a document as its replacement. A call begins with its time.
     call, quiet_time = "$fullDocument.call", {"$toString": "$fullDocument.quiet_time"}
     is_latest = {"$or": [{"$ne": [{"$type": "$fullDocument.quiet_time"}, "date"]}, {"$gte": [call, quiet_time]}]}
     return {

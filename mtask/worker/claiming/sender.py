@@ -20,6 +20,7 @@ from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.limits import Admitted
 from mtask.worker.claiming.adoption import Adoption
 from mtask.worker.claiming.attempt import Attempt
+from mtask.worker.claiming.landings import Landings
 from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.discovery.lookups import Lookups
@@ -57,6 +58,7 @@ class Sender:
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
+        self._landings = Landings()
         #: The asyncio tasks that claim single tasks. Groups are claimed at the same time and do not wait for them.
         self._apart: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(_MAX_APART)
@@ -106,11 +108,13 @@ class Sender:
         """Claim tasks that need no permits; return the tasks that now get claims of their own."""
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
+            return await self._claim_group(task_ids, is_rescue=True)  # a rescue waits for no other task
         wanted = task_ids
-        if lookup_first:
-            due = {task.id for task in await self._store.run(self._lookups.still_due(task_ids))}
-            wanted = [task_id for task_id in task_ids if task_id in due]  # the tenants in their turns
-        return await self._claim_group(wanted, is_rescue=is_rescue, is_simple=is_simple) if wanted else ()
+        with self._landings.begin() as landing:
+            if lookup_first:
+                due = {task.id for task in await self._store.run(self._lookups.still_due(task_ids))}
+                wanted = [task_id for task_id in task_ids if task_id in due]  # the tenants in their turns
+            return await self._claim_group(wanted, is_simple=is_simple, landing=landing)
 
     async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
         """Claim the tasks that get all their permits, and queue the others again.
@@ -228,6 +232,7 @@ class Sender:
         admitted: Admitted | None = None,
         part: str = "",
         is_first: bool = True,
+        landing: int | None = None,
     ) -> Collection[str]:
         """Claim these tasks and start the runs that were won; return the tasks that now get claims of their own.
 
@@ -237,6 +242,7 @@ class Sender:
         `is_first`: no claim was sent before with these permits. The reply of such a claim was lost, or an error: it may
         have won the tasks that this claim loses. So their permits are not given back: if no run has them, they are
         reclaimed later.
+        `landing`: the number of this claim among those whose runs start in their order.
         """
         if not task_ids:
             return ()
@@ -292,6 +298,8 @@ class Sender:
             self._tempo.took(took)
             self.lost_cnt += len(lost)
             self._scope.meter.lost(len(lost))
+            if landing is not None:
+                await self._landings.wait_for_earlier(landing, took)
             await self._adoption.adopt(documents, attempt)
             # A claim that came too late for its permits says nothing of its tasks.
             is_late = admitted is not None and admitted.claim_by is not None and self._clock.now() >= admitted.claim_by

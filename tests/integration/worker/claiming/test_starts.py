@@ -21,7 +21,6 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
-from mtask.worker.claiming import claimer
 from mtask.worker.state.held_run import Order
 from tests.integration.worker.claiming.starts import Watch, release
 from tests.integration.worker_harness import Bench, between, working
@@ -37,13 +36,6 @@ def overtaken(starts: Sequence[int]) -> int:
     return max(sum(later > priority for later in starts[index:]) for index, priority in enumerate(starts))
 
 
-@pytest.fixture
-def one_claim_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the worker claim its groups one after the other. Two groups at once may land in either order."""
-    monkeypatch.setattr(claimer, "MAX_IN_FLIGHT", 1)
-
-
-@pytest.mark.usefixtures("one_claim_at_a_time")
 @pytest.mark.parametrize("seconds", [0.0, 0.005, 0.02])
 def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client, seconds: float
@@ -169,7 +161,6 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
     assert watch.most_waiting > 1
 
 
-@pytest.mark.usefixtures("one_claim_at_a_time")
 def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
