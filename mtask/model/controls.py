@@ -140,6 +140,7 @@ class PermitPoolDocument(BaseModel):
     starts: list[Start] = Field(default_factory=list)
     running: list[Running] = Field(default_factory=list)
     concurrency: Any = None  #: the most runs at once, as the last request has it
+    left: Any = None  #: the number of permits that the last request has left
     waiting: list[Waiting] | None = None  #: only where several workers serve the queue
     turn: Any = None  #: the number of turns so far, in a fair queue
     turns: list[LastTurn] | None = None

@@ -112,7 +112,7 @@ def _begin(theatre: Theatre, size: Size) -> None:
         theatre.publish(*(spec(queue, f"{n}", size.seconds, name=OTHER, gate=_LATER) for n in range(size.backlog)))
     for queue in (FAIR, FAIR_KEYS):
         theatre.publish(*_of_tenant(queue, "a", size.backlog, size, gate=_LATER))
-    long = spec(KEYS, "long", tenant="a", limit_key="k", gate=KEYS)
+    long = spec(KEYS, "long", priority=1, tenant="a", limit_key="k", gate=KEYS)
     theatre.publish(long, spec(KEYS, "next", tenant="a", limit_key="k"))
     theatre.publish(*(spec(WINDOW, f"{n}", name=ISOLATED) for n in range(8)))
 
@@ -251,16 +251,12 @@ def test_urgent_task_takes_the_next_permit_when_its_delay_is_over(queue: str, qu
     check_delayed(quiet, queue)
 
 
-# The last one is long: in one run of three, one of 16 tasks waited 2 s until its worker looked by itself.
-@pytest.mark.parametrize("queue", ["shared-1", pytest.param("shared-2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("queue", [*SHARED])
 def test_urgent_tasks_of_one_app_take_the_next_permits_whoever_returns_them(queue: str, quiet: Play) -> None:
     check_shared(quiet, queue)
 
 
-# Long, because the last two find faults in some runs: one tenant may get a turn too many (docs/design/controls.md).
-@pytest.mark.parametrize(
-    "queue", [FAIR, pytest.param(FAIR_KEYS, marks=pytest.mark.long), pytest.param(FAIR_RATE, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("queue", [FAIR, FAIR_KEYS, FAIR_RATE])
 def test_tenant_waits_for_no_more_than_one_turn_of_each_other(queue: str, quiet: Play) -> None:
     check_turns(quiet[queue])
 

@@ -134,8 +134,6 @@ def run_examples(server: ReplicaSet, folder: Path, random: Random) -> list[Judge
         return [Example(theatre, number, random).play() for number in range(_EXAMPLES)]
 
 
-# Long, because it finds a fault in about one of six examples (docs/design/controls.md).
-@pytest.mark.long
 def test_no_start_breaks_the_order_whatever_happens(mongo_server: ReplicaSet, tmp_path: Path) -> None:
     seed = int(os.environ.get("MTASK_TEST_SEED", Random().getrandbits(32)))
     print(f"MTASK_TEST_SEED={seed}")

@@ -128,6 +128,8 @@ class PermitGrant:
     is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
     #: Whether tasks wait, perhaps in other workers, that may go before the refused ones.
     has_rivals: bool = False
+    #: The number of permits that were left for such tasks.
+    left: int = 0
     #: The times of the starts that use up the permits. A start without a settled time has its latest possible time
     #: here. `starts` is empty if starts do not use up the permits. `window` says how long each start counts.
     starts: Sequence[datetime] = ()
@@ -143,8 +145,8 @@ class PermitGrant:
 
     @property
     def is_open(self) -> bool:
-        """Whether permits are free, but for others."""
-        return self.has_rivals and not self.is_crowded and not self.starts
+        """Whether permits are free, but for other tasks."""
+        return self.left > 0
 
     @property
     def is_full(self) -> bool:
@@ -186,7 +188,7 @@ def take(
     names = [statements.name_of(entry.task_id, entry.token) for entry in dead]
     pipeline = statements.take({each.pool.id: each.document() for each in requests}, worker_id, token, names)
     ids = [request.pool.id for request in requests]
-    view = {"starts": 1, "running": 1, "waiting": 1, "turn": 1, "turns": 1}
+    view = {"starts": 1, "running": 1, "waiting": 1, "left": 1, "turn": 1, "turns": 1}
     if len(ids) == 1:
         found = {ids[0]: (yield from _take_one(ids[0], pipeline, view))}
     else:
@@ -250,6 +252,7 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
         },
         is_crowded,
         is_refused and any(entry["tasks"] for entry in waiting),
+        int(document.get("left", 0)),
         starts,
         timedelta(milliseconds=limit.window_ms or 0),
         max(0, len(starts) - (limit.starts or 0)),

@@ -75,7 +75,7 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
     mine = {"$arrayElemAt": [x.literal([*requests.values()]), {"$indexOfArray": [x.literal([*requests]), "$_id"]}]}
     own = {"worker_id": x.literal(worker_id), "until": x.add_ms(x.NOW, WAIT_MS), "tasks": "$_waits"}
     turns = _sound_turns(f"{_REQUEST}.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}
-    names = ("request", "under_way", "still_waiting", "open", "rivals", "granted", "got", "got_ids", "waits")
+    names = ("request", "under_way", "begun", "still_waiting", "open", "rivals", "granted", "got", "got_ids", "waits")
     return [
         {"$set": {"_request": mine}},
         {
@@ -87,9 +87,14 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
                 **turns,
             }
         },
-        {"$set": {"_free": _free(), "_under_way": _under_way()}},
-        # Another request of the worker may have got permits for some of those that wait.
-        {"$set": {"_still_waiting": _not_under_way(f"{_REQUEST}.waiting"), "_open": _candidates()}},
+        {"$set": {"_free": _free(), "_under_way": _under_way(), "_begun": _begun() if is_fair else []}},
+        {
+            "$set": {
+                # Another request of the worker may have got permits for some of those that wait.
+                "_still_waiting": _still_waiting(f"{_REQUEST}.waiting", is_fair=is_fair),
+                "_open": _keyed(_still_waiting(f"{_REQUEST}.wanted", is_fair=is_fair, within_ms=CLAIM_MS)),
+            }
+        },
         {"$set": {"_rivals": _rivals(is_fair=is_fair)}},
         *(_by_turns() if is_fair else []),
         {"$set": {"_granted": _granted_cnt()}},
@@ -99,6 +104,7 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
             "$set": {
                 **_with_granted(token),
                 "waiting": _without_granted(),
+                "left": {"$subtract": ["$_free", "$_granted"]},
                 "_waits": _waits(),
                 "schema_version": SCHEMA_VERSION,
             }
@@ -147,15 +153,28 @@ def _under_way() -> x.Expression:
 _ID_OF_ENTRY = {"as": "entry", "in": "$$entry.task_id"}
 
 
-def _not_under_way(tasks: str) -> x.Expression:
-    """Return those of these tasks for which nobody else has a permit already."""
-    is_taken = {"$and": ["$$task.is_single", {"$in": ["$$task.task_id", "$_under_way"]}]}
-    return {"$filter": {"input": tasks, "as": "task", "cond": {"$not": [is_taken]}}}
+def _begun() -> x.Expression:
+    """Return the tasks that have a permit, each with a time before which its run began."""
+    entry = {"task_id": "$$entry.task_id", "time": "$$entry.claim_by"}
+    return {"$concatArrays": ["$starts", {"$map": {"input": "$running", "as": "entry", "in": entry}}]}
 
 
-def _candidates() -> x.Expression:
-    """Return the tasks that may get a permit, each with its key, the best one first."""
-    return _keyed(_not_under_way(f"{_REQUEST}.wanted"))
+def _still_waiting(tasks: str, *, is_fair: bool, within_ms: int | None = None) -> x.Expression:
+    """Return those of these tasks for which nobody else has a permit already.
+
+    Where tenants take turns, also without those that have begun: `within_ms`, or at any time that the pool tells. What
+    a worker does not know to be gone would have the turn of its tenant.
+    """
+    is_taken: x.Expression = {"$in": ["$$task.task_id", "$_under_way"]}
+    if is_fair:
+        begins, _, due = ({"$arrayElemAt": ["$$task.rank", place]} for place in range(3))
+        time = {"$arrayElemAt": ["$_begun.time", {"$indexOfArray": ["$_begun.task_id", "$$task.task_id"]}]}
+        # A task that waits again after its run is due later than that run began, or it was interrupted.
+        is_begun = [{"$in": ["$$task.task_id", "$_begun.task_id"]}, {"$eq": [begins, 1]}, {"$gte": [time, due]}]
+        is_late = [] if within_ms is None else [{"$gt": [time, x.add_ms(x.NOW, -within_ms)]}]
+        is_taken = {"$or": [is_taken, {"$and": [*is_begun, *is_late]}]}
+    cond = {"$not": [{"$and": ["$$task.is_single", is_taken]}]}
+    return {"$filter": {"input": tasks, "as": "task", "cond": cond}}
 
 
 def _rivals(*, is_fair: bool) -> x.Expression:

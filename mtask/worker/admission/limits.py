@@ -151,6 +151,7 @@ class Limits:
         pools = [pool for entry in picked for pool in self.pools.of(lane_of(entry))]
         if pools:
             self._let_ask(Counter(pools))
+            self._wake.set()  # none may be left of those that are listed
         self.look_for_more()
 
     async def admit(
@@ -179,10 +180,11 @@ class Limits:
                 requests = self._requests.of(wanted.values(), kind, now)
                 if not requests:
                     continue
-                calls = {}
+                news = {}
                 for request in requests:
-                    if (state := self.pools.states.get(request.pool)) is not None:
-                        state.withdraw_at, calls[request.pool] = inf, state.calls
+                    state = self.pools.state(request.pool)
+                    state.withdraw_at, news[request.pool] = inf, state.news
+                    state.asks += 1
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
                 answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
@@ -197,7 +199,7 @@ class Limits:
                         not_before[task_id] = max(time, not_before.get(task_id, time))
                     lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
                     self._answered(lost)
-                    self._take_answer(request, answer, calls.get(request.pool, 0))
+                    self._take_answer(request, answer, news[request.pool])
                     # These ask no wider pool, so other tasks may.
                     wider = (self.pools.wider(lane_of_task(task), request.pool) for task in lost)
                     self._let_ask(Counter(chain.from_iterable(wider)))
@@ -232,8 +234,8 @@ class Limits:
         for task in tasks:
             self._picked.pop(task.id, None)
 
-    def _take_answer(self, request: PermitRequest, answer: PermitGrant, calls: int) -> None:
-        """Note what an answer tells of a pool. `calls`: the number of its calls when it was asked."""
+    def _take_answer(self, request: PermitRequest, answer: PermitGrant, news: int) -> None:
+        """Note what an answer tells of a pool. `news`: what `PoolState.news` was when it was asked."""
         pool = request.pool
         self._granted_cnt += len(answer.task_ids)
         if request.is_fair and pool.queue is not None:
@@ -252,7 +254,7 @@ class Limits:
         state.refusals = 0 if answer.task_ids else state.refusals + 1
         # By now it is known whose turn it is.
         is_turn_known = request.is_fair and answer.is_open and state.refusals <= _AT_ONCE
-        if is_turn_known or state.calls > calls:
+        if is_turn_known or state.news > news:
             state.retry_at = now
             self._wake.set()
             return
@@ -403,6 +405,8 @@ class Limits:
                 state.retry_at = now + _POLL
                 due[pool] = state.coming or self.pools.width(pool) + 1
                 state.coming = 0
+            elif state.is_listed:
+                state.retry_at = now + _ANSWER  # a request is under way: see `_withdraw`
             else:
                 del self.pools.states[pool]
         self._let_ask(due)
@@ -411,8 +415,8 @@ class Limits:
         """Ask the pool again: permits are left for tasks that wait in this worker."""
         pool = PermitPool.of_id(pool_id)
         if (state := self.pools.states.get(pool)) is not None:
-            state.calls += 1
-            state.withdraw_at = monotonic() + _ANSWER
+            state.news += 1
+            state.withdraw_at = min(state.withdraw_at, monotonic() + _ANSWER)
             self._let_ask({pool: self.pools.width(pool) + 1})
             self._wake.set()
 
@@ -423,23 +427,41 @@ class Limits:
         self._wake.set()
 
     def _let_ask(self, counts: Mapping[PermitPool, float]) -> None:
-        """Let more tasks ask these pools, this number of each."""
+        """Let more tasks ask these pools, this number of each.
+
+        Where others wait, one request is made after the other. At the same time they would compete for the same permits.
+        """
         if not counts or self._is_closed:
             return
+        asking = self._asking()
+        opened = []
         for pool, count in counts.items():
-            self.pools.give([pool], count)
-        self.windows.reopen(counts)
+            state = self.pools.states.get(pool)
+            if state is not None and state.is_listed and pool in asking:
+                state.news += 1
+            else:
+                self.pools.give([pool], count)
+                opened.append(pool)
+        self.windows.reopen(opened)
         self._scope.signals.room_made.send()
 
+    def _asking(self) -> set[PermitPool]:
+        """Return the pools that this worker is asking, or is about to ask."""
+        return {pool for entry in self._picked.values() for pool in self.pools.of(lane_of(entry))}
+
     async def _withdraw(self) -> None:
-        """Withdraw the waiting tasks from the pools that have called this worker, and that it has not asked since."""
+        """Withdraw the waiting tasks from pools that have called this worker, and that it has not asked since.
+
+        The same where none waits here any more: another worker may have run what this one has listed.
+        """
         now = monotonic()
         requests = []
-        asking = {pool for entry in self._picked.values() for pool in self.pools.of(lane_of(entry))}
+        asking = self._asking()
         for pool, state in list(self.pools.states.items()):
-            if state.withdraw_at <= now and pool in asking and not self._is_closed:
+            is_asking = pool in asking and not self._is_closed
+            if state.withdraw_at <= now and is_asking:
                 state.withdraw_at = now + _ANSWER  # a request is under way, or about to be sent
-            elif state.withdraw_at <= now:
+            elif state.withdraw_at <= now or (state.is_listed and not is_asking and not self.windows.waits_for(pool)):
                 state.withdraw_at = inf
                 limit = self.pools.limit_of(pool)
                 if state.is_listed and limit is not None:
@@ -448,7 +470,12 @@ class Limits:
                     )
                 state.is_listed = False
         if requests:
+            states = self.pools.states
+            asks = {request.pool: states[request.pool].asks for request in requests}
             await self._store.run(permits.take(requests, self._worker_id, "none"))
+            # A request that was sent meanwhile may have come first, and what it listed is gone.
+            again = [pool for pool, count in asks.items() if pool in states and states[pool].asks != count]
+            self._let_ask(dict.fromkeys(again, 1))
 
     def stop_trying(self) -> None:
         """End `run`."""

@@ -45,8 +45,9 @@ class PoolState:
     is_listed: bool = False
     #: The number of requests in a row that found no free permit.
     refusals: int = 0
-    #: The number of calls. A call that comes while a request is under way may be later than its answer.
-    calls: int = 0
+    #: How often permits came free. What comes while a request is under way may be later than its answer.
+    news: int = 0
+    asks: int = 0  #: the number of requests
 
 
 @dataclass(slots=True)

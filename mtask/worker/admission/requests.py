@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from operator import itemgetter
 
 from mtask.model import rules
 from mtask.model.documents import StoredTask
@@ -59,7 +58,7 @@ class Requests:
             # A worker alone need not say how urgent its tasks are.
             wanted = [
                 _wanted(task, rank if has_peers or is_fair else None)
-                for rank, task in sorted(ranked, key=itemgetter(0))
+                for rank, task in sorted(ranked, key=lambda each: (each[0], each[1].id))
             ]
             is_timed = limits[pool].starts is not None
             waiting = self._waiting(pool, is_timed, ahead) if has_peers else []
@@ -103,5 +102,5 @@ def _wanted(task: StoredTask, rank: Rank | None) -> Wanted:
     return Wanted(task.id, rank, task.tenant or "", is_single=task.task_option.concurrent_worker_cnt == 1)
 
 
-def _order(entry: Entry) -> Order:
-    return entry.order
+def _order(entry: Entry) -> tuple[Order, str]:
+    return entry.order, entry.task_id

@@ -20,8 +20,10 @@ from mtask.worker.admission.pools import KEPT, Lane, Pools
 from mtask.worker.state.queue import Entry, Order
 
 #: The order: interrupted tasks first; then, in a fair queue, the place among the tenant's tasks, and its last turn;
-#: then the priority and the time.
-_Key = tuple[bool, int, int, int, float]
+#: then the priority and the time. Of equals, the task_id decides, as on the server.
+_Key = tuple[bool, int, int, int, float, str]
+#: A task in a row: its order, its task_id, a number, and its entry.
+_Item = tuple[Order, str, int, Entry]
 #: A bound behind all tasks: the window holds all that wait.
 ALL: Order = (True, 2**63, inf)
 #: If fewer tasks than this number wait here in a queue, and more wait in the database, a scan is wanted.
@@ -48,7 +50,7 @@ class _Row:
 
     lane: Lane
     is_isolated: bool
-    heap: list[tuple[Order, int, Entry]] = field(default_factory=list)
+    heap: list[_Item] = field(default_factory=list)
     count: int = 0  #: the tasks that were not dropped
     bound: Order = ALL
     #: The key by which the row is in `heads` of its window. None: it is not there.
@@ -59,12 +61,12 @@ class _Row:
     level: int | None = None
 
     def first(self) -> Entry | None:
-        while self.heap and self.heap[0][2].is_dropped:
+        while self.heap and self.heap[0][3].is_dropped:
             heapq.heappop(self.heap)
-        return self.heap[0][2] if self.heap else None
+        return self.heap[0][3] if self.heap else None
 
-    def live(self) -> list[tuple[Order, int, Entry]]:
-        return [item for item in self.heap if not item[2].is_dropped]
+    def live(self) -> list[_Item]:
+        return [item for item in self.heap if not item[3].is_dropped]
 
 
 @dataclass(slots=True)
@@ -111,12 +113,12 @@ class Windows:
         if not entry.is_begun and (entry.order > row.bound or self._is_beyond_need(row, entry)):
             row.bound = min(row.bound, entry.order)
             return False
-        heapq.heappush(row.heap, (entry.order, sequence, entry))
+        heapq.heappush(row.heap, (entry.order, entry.task_id, sequence, entry))
         row.count += 1
         self.item_cnt += 1
         if entry.is_lapsed:
             self._lapsed.append(entry)
-        if row.heap[0][2] is entry:
+        if row.heap[0][3] is entry:
             self._offer(window, row)
         return True
 
@@ -143,9 +145,9 @@ class Windows:
         if row.count <= 2 * kept:
             return
         gone = sorted(row.live())[int(kept) :]
-        row.bound, row.level = min(row.bound, gone[0][0]), max(item[2].priority for item in gone)
+        row.bound, row.level = min(row.bound, gone[0][0]), max(item[3].priority for item in gone)
         for item in gone:
-            self.dismiss(item[2])
+            self.dismiss(item[3])
 
     def head(self, _: float) -> Entry | None:
         """Return the first task that may ask for its permits, or None."""
@@ -183,7 +185,7 @@ class Windows:
         """Yield all ready tasks."""
         for window in self._windows.values():
             for row in window.rows.values():
-                yield from (item[2] for item in row.live())
+                yield from (item[3] for item in row.live())
 
     def cut(self, entry: Entry) -> None:
         """Note that a ready task was dropped for lack of room: a scan must bring it again."""
@@ -275,7 +277,7 @@ class Windows:
         begins, priority, moment = first.order
         lane = row.lane
         turn = self._pools.turn_of(lane.queue, lane.tenant) if self._pools.is_fair(lane.queue) else 0
-        return begins, 0, turn, priority, moment
+        return begins, 0, turn, priority, moment, first.task_id
 
     def _next(self) -> int:
         self._sequence += 1
@@ -319,7 +321,7 @@ class Windows:
         ]
         if len(open_rows) == 1 and not self._pools.is_fair(open_rows[0].lane.queue):
             return [
-                item[2] for item in heapq.nsmallest(count, open_rows[0].live()) if self._is_known(open_rows[0], item)
+                item[3] for item in heapq.nsmallest(count, open_rows[0].live()) if self._is_known(open_rows[0], item)
             ]
         if self._pools.takes_turns(pool):
             count = max(count, len(open_rows))
@@ -328,13 +330,13 @@ class Windows:
             known = [item for item in row.live() if self._is_known(row, item)]
             is_fair = self._pools.is_fair(row.lane.queue)
             turn = self._pools.turn_of(row.lane.queue, row.lane.tenant) if is_fair else 0
-            for index, (order, sequence, entry) in enumerate(heapq.nsmallest(count, known)):
-                found.append(((order[0], index if is_fair else 0, turn, *order[1:]), sequence, entry))
+            for index, (order, task_id, sequence, entry) in enumerate(heapq.nsmallest(count, known)):
+                found.append(((order[0], index if is_fair else 0, turn, *order[1:], task_id), sequence, entry))
         return [entry for _, _, entry in heapq.nsmallest(count, found)]
 
     @staticmethod
-    def _is_known(row: _Row, item: tuple[Order, int, Entry]) -> bool:
-        return item[0] <= row.bound or item[2].is_begun
+    def _is_known(row: _Row, item: _Item) -> bool:
+        return item[0] <= row.bound or item[3].is_begun
 
     def _rows_of(self, pool: PermitPool) -> Iterator[_Row]:
         windows = self._windows.values() if pool.queue is None else filter(None, [self._windows.get(pool.queue)])
