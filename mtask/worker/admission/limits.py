@@ -406,7 +406,7 @@ class Limits:
                 due[pool] = state.coming or self.pools.width(pool) + 1
                 state.coming = 0
             elif state.is_listed:
-                state.retry_at = now + _ANSWER  # a request is under way: see `_withdraw`
+                state.withdraw_at, state.retry_at = now, now + _ANSWER
             else:
                 del self.pools.states[pool]
         self._let_ask(due)
@@ -440,7 +440,7 @@ class Limits:
             if state is not None and state.is_listed and pool in asking:
                 state.news += 1
             else:
-                self.pools.give([pool], count)
+                self.pools.give([pool], max(count, self.windows.least_asked(pool)))
                 opened.append(pool)
         self.windows.reopen(opened)
         self._scope.signals.room_made.send()
@@ -452,16 +452,17 @@ class Limits:
     async def _withdraw(self) -> None:
         """Withdraw the waiting tasks from pools that have called this worker, and that it has not asked since.
 
-        The same where none waits here any more: another worker may have run what this one has listed.
+        It has no room for them, or none waits here any more: another worker may have run what this one has listed.
         """
         now = monotonic()
         requests = []
         asking = self._asking()
         for pool, state in list(self.pools.states.items()):
-            is_asking = pool in asking and not self._is_closed
-            if state.withdraw_at <= now and is_asking:
+            if state.withdraw_at == inf or (state.withdraw_at > now and self.windows.waits_for(pool)):
+                continue
+            if pool in asking and not self._is_closed:
                 state.withdraw_at = now + _ANSWER  # a request is under way, or about to be sent
-            elif state.withdraw_at <= now or (state.is_listed and not is_asking and not self.windows.waits_for(pool)):
+            else:
                 state.withdraw_at = inf
                 limit = self.pools.limit_of(pool)
                 if state.is_listed and limit is not None:

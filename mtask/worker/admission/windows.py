@@ -30,6 +30,8 @@ ALL: Order = (True, 2**63, inf)
 LOW = 125
 #: The most tasks that wait here for permits of limit_keys and tenants, but at least one of each.
 _MOST_CLOSED = 1_000
+#: The most tenants of which each has a task that asks, if only one permit may be free.
+_MOST_TURNS = 10
 #: If a pool has no permit before this time, in seconds, no task waits here for it.
 SOON = 10.0
 
@@ -302,6 +304,12 @@ class Windows:
     def sort_anew(self) -> None:
         """Offer all tasks again. Call this when the limits have changed."""
         self._offer_all()
+
+    def least_asked(self, pool: PermitPool) -> int:
+        """Return how many tasks should ask at once: where tenants take turns, one of each, so that the server chooses."""
+        if not self._pools.takes_turns(pool) or (window := self._windows.get(pool.queue or "")) is None:
+            return 0
+        return min(_MOST_TURNS, len(window.rows))
 
     def waits_for(self, pool: PermitPool) -> bool:
         """Whether tasks wait that need a permit of this pool."""
