@@ -18,6 +18,10 @@ from mtask.worker.state.scope import Scope
 #: its queue.
 KINDS = 4
 
+#: How many more tasks of this worker a pool lists than permits can be free at once: other workers know some of them, too,
+#: and what they take is listed no longer.
+_MORE = 10
+
 
 class Requests:
     """Makes the requests for permits."""
@@ -81,7 +85,7 @@ class Requests:
         state = self._pools.states.get(pool)
         if state is None and not is_timed:
             return []  # the pool was not full at the last answer
-        best = self._windows.best(pool, min(MAX_WAITING, self._pools.width(pool) + 1), self._shared(pool))
+        best = self._windows.best(pool, min(MAX_WAITING, self._pools.width(pool) + _MORE), self._shared(pool))
         return [*ahead, *map(self._hinted, best)][:MAX_WAITING]
 
     def _shared(self, pool: PermitPool) -> set[PermitPool]:
