@@ -7,11 +7,13 @@ their way from a returned permit to a claim has more steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mtask import TaskSpec
 from tests.order.delays import Delay
 from tests.order.history import History
 from tests.order.theatre import spec
+from tests.order.tolerance import USUAL, Tolerance
 
 #: The queue of the probes.
 PROBES = "probes"
@@ -19,6 +21,8 @@ PROBES = "probes"
 _EVERY, _COUNT = 0.5, 120
 #: A task may be late by this multiple of the latest probe.
 _TIMES = 8.0
+#: Claims may be under way for this multiple of it: a request for each kind of permit comes before the claim.
+_TIMES_UNDER_WAY = 2.0
 #: The probes that count are due up to this time before the task was due, or after it was claimed, in seconds.
 _AROUND = 2.0
 
@@ -38,6 +42,11 @@ class Pace:
     def beyond(self, delays: Sequence[Delay]) -> list[float]:
         """Return the part of each delay that is not due to the machine, the shortest first."""
         return sorted(max(0.0, delay.seconds - self._slack(delay)) for delay in delays)
+
+    def tolerance(self) -> Tolerance:
+        """Return what is not held against workers on this machine."""
+        late = _TIMES_UNDER_WAY * max(late for _, late in self._late)
+        return replace(USUAL, under_way=max(USUAL.under_way, late), lag=max(USUAL.lag, late))
 
     def _slack(self, delay: Delay) -> float:
         first, last = delay.since - _AROUND, delay.claimed + _AROUND

@@ -196,8 +196,8 @@ def _was_rescued(theatre: Theatre, task_id: str) -> bool:
 # --- what must be -----------------------------------------------------------------------------------------------------
 
 
-def judged(history: History) -> Judgement:
-    judgement = judge(history, urgent=URGENT)
+def judged(play: Play, queue: str) -> Judgement:
+    judgement = judge(play[queue], play.pace.tolerance(), urgent=URGENT)
     assert not judgement.violations, str(judgement)
     assert judgement.starts
     return judgement
@@ -208,26 +208,27 @@ def delays_of(judgement: Judgement, *waits: str) -> list[Delay]:
 
 
 def check_delayed(play: Play, queue: str) -> None:
-    judgement = judged(play[queue])
+    judgement = judged(play, queue)
     # The task that is tried again is urgent, too: its first start counts as well.
     assert (len(delays_of(judgement, "first")), len(delays_of(judgement, "again"))) == (2, 1)
     assert play.pace.beyond(judgement.delays)[-1] <= SOON, judgement.delays
 
 
 def check_shared(play: Play, queue: str) -> None:
-    judgement = judged(play[queue])
+    judgement = judged(play, queue)
     assert len(delays_of(judgement, "first")) == 16
     assert play.pace.beyond(judgement.delays)[-1] <= SOON, judgement.delays
 
 
-def check_turns(history: History) -> None:
-    judged(history)
+def check_turns(play: Play, queue: str) -> None:
+    judged(play, queue)
+    history = play[queue]
     last = {tenant: max(task.runs[-1].claimed for task in history.tasks if task.tenant == tenant) for tenant in "abc"}
     assert max(last["b"], last["c"]) < last["a"], "the tenant with the long backlog was done first"
 
 
 def check_rescues(play: Play, queue: str, least: int) -> None:
-    rescues = delays_of(judged(play[queue]), "lapse")
+    rescues = delays_of(judged(play, queue), "lapse")
     assert len(rescues) >= least
     assert share(play.pace.beyond(rescues), 0.99) <= RESCUE, rescues
 
@@ -258,18 +259,18 @@ def test_urgent_tasks_of_one_app_take_the_next_permits_whoever_returns_them(queu
 
 @pytest.mark.parametrize("queue", [FAIR, FAIR_KEYS, FAIR_RATE])
 def test_tenant_waits_for_no_more_than_one_turn_of_each_other(queue: str, quiet: Play) -> None:
-    check_turns(quiet[queue])
+    check_turns(quiet, queue)
 
 
 def test_equal_limit_keys_of_two_tenants_are_two_keys(quiet: Play) -> None:
-    judged(quiet[KEYS])
+    judged(quiet, KEYS)
     runs = {task.id.rpartition("/")[2]: task.runs[0] for task in quiet[KEYS].tasks}
     assert runs["equal"].ended < runs["long"].ended
     assert runs["next"].claimed >= runs["long"].ended
 
 
 def test_handlers_in_executors_never_start_more_often_than_allowed(quiet: Play) -> None:
-    assert judged(quiet[WINDOW]).starts == 8
+    assert judged(quiet, WINDOW).starts == 8
 
 
 @pytest.mark.parametrize("queue", KILLED)
@@ -282,7 +283,7 @@ def test_task_of_a_killed_worker_is_rescued_at_once_where_permits_are_free(dying
 
 
 def test_tasks_that_were_handed_back_keep_their_place(dying: Play) -> None:
-    back = delays_of(judged(dying[BACK]), "hand-back")
+    back = delays_of(judged(dying, BACK), "hand-back")
     assert {delay.task_id.rpartition("/")[2] for delay in back} >= {"holds-0", "holds-1"}
     assert not [delay for delay in back if delay.overtaken], back
     assert dying.pace.beyond(back)[-1] <= SOON, back
@@ -298,7 +299,7 @@ def test_order_is_kept_amid_deep_backlogs(mongo_server: ReplicaSet, tmp_path: Pa
     for queue in SHARED:
         check_shared(play, queue)
     for queue in (FAIR, FAIR_KEYS, FAIR_RATE):
-        check_turns(play[queue])
+        check_turns(play, queue)
 
 
 @pytest.mark.long

@@ -13,8 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 from mtask.local import ReplicaSet
 from tests.order.app import OTHER, WORK
 from tests.order.model import Judgement, judge

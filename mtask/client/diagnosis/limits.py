@@ -109,21 +109,13 @@ def limit_of(pool: PermitPool, holds: Iterable[Control]) -> Limit | None:
     """Return the limit that is in force for a pool; None: there is none."""
     kind, target = ("tenant", pool.tenant) if pool.queue is None else ("queue", pool.queue)
     control = next((each for each in holds if (each.kind, each.target) == (kind, target)), None)
-    if control is None:
-        return None
-    if pool.key is not None:
-        return control.key_limit
-    return control.tenant_limit if kind == "queue" and pool.tenant is not None else control.limit
+    limit: Limit | None = getattr(control, pool.limited_by, None)
+    return limit
 
 
 def limited_pools(task: Task, holds: Sequence[Control]) -> dict[PermitPool, Limit]:
     """Return the pools from which a task needs a permit, with their limits. The narrowest comes first."""
-    queue, key, tenant = task.queue, task.task_option.limit_key, task.tenant
-    wanted = [PermitPool(queue)]
-    if tenant is not None:
-        wanted = [PermitPool(queue, tenant=tenant), PermitPool(None, tenant=tenant), *wanted]
-    if key is not None:
-        wanted = [PermitPool(queue, key, tenant), *wanted]
+    wanted = filter(None, PermitPool.of_task(task.queue, task.task_option.limit_key, task.tenant))
     return {pool: limit for pool in wanted if (limit := limit_of(pool, holds)) is not None}
 
 

@@ -45,6 +45,9 @@ MAX_WAITING = 100
 #: missing after this delay will never come: the server ends a claim after 5 s at the latest.
 _LATEST = timedelta(seconds=6)
 _RACES = 5
+#: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
+#: its queue.
+KINDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,26 @@ class PermitPool:
         while len(parts) > 1 and parts[-1] is None:
             parts.pop()
         return json.dumps(parts, ensure_ascii=False)
+
+    @property
+    def limited_by(self) -> str:
+        """The field of a control that holds this pool's limit: of its queue's control, or else of its tenant's."""
+        if self.key is not None:
+            return "key_limit"
+        return "limit" if self.queue is None or self.tenant is None else "tenant_limit"
+
+    @classmethod
+    def of_task(cls, queue: str, key: str | None, tenant: str | None) -> tuple[PermitPool | None, ...]:
+        """Return the pool of each of the `KINDS` from which such a task may need a permit, the narrowest first.
+
+        A task without a permit of its limit_key must not take a permit of its queue. None: there is none of this kind.
+        """
+        return (
+            None if key is None else cls(queue, key, tenant),
+            None if tenant is None else cls(queue, tenant=tenant),
+            None if tenant is None else cls(None, tenant=tenant),
+            cls(queue),
+        )
 
     @classmethod
     def of_id(cls, pool_id: str) -> PermitPool:

@@ -20,12 +20,12 @@ from time import monotonic
 from mtask.errors import DatabaseError
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import HeldPermit, PermitGrant, PermitPool, PermitRequest
+from mtask.store.queues.permits import KINDS, HeldPermit, PermitGrant, PermitPool, PermitRequest
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.store.statements.permits import LEAD_MS
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, lane_of_task
-from mtask.worker.admission.requests import KINDS, Requests
+from mtask.worker.admission.requests import Requests
 from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.log import fields, logger
 from mtask.worker.state.clock import seconds_of
@@ -429,7 +429,7 @@ class Limits:
     def _let_ask(self, counts: Mapping[PermitPool, float]) -> None:
         """Let more tasks ask these pools, this number of each.
 
-        Where others wait, one request is made after the other. At the same time they would compete for the same permits.
+        Where others wait, one request is made after the other: two at once would compete for the same permits.
         """
         if not counts or self._is_closed:
             return

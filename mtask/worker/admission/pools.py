@@ -64,12 +64,14 @@ class Pools:
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
         self._of: dict[Lane, tuple[PermitPool, ...]] = {}
+        self._limits: dict[Lane, Sequence[tuple[PermitPool | None, Limit | None]]] = {}
         self.states: dict[PermitPool, PoolState] = {}
         self._turns: dict[str, _Turns] = {}
 
     def forget(self) -> None:
         """Forget all. Call this when the limits have changed: each pool may have permits again."""
         self._of.clear()
+        self._limits.clear()
         self._turns.clear()
         for pool, state in list(self.states.items()):
             self.states[pool] = PoolState(is_listed=state.is_listed)
@@ -78,7 +80,7 @@ class Pools:
         """Return the pools from which a task of this lane needs a permit, the narrowest first."""
         pools = self._of.get(lane)
         if pools is None:
-            pools = self._of[lane] = tuple(pool for pool, limit in self.limits(lane) if limit is not None)
+            pools = self._of[lane] = tuple(pool for pool, limit in self.limits(lane) if pool and limit is not None)
         return pools
 
     def wider(self, lane: Lane, pool: PermitPool) -> tuple[PermitPool, ...]:
@@ -86,26 +88,20 @@ class Pools:
         pools = self.of(lane)
         return pools[pools.index(pool) + 1 :] if pool in pools else ()
 
-    def limits(self, lane: Lane) -> Sequence[tuple[PermitPool, Limit | None]]:
-        """Return the pools of each kind for a task of this lane, each with its limit. None: there is no such limit.
-
-        The narrower pools come first: a task without a permit of its limit_key must not take a permit of its queue.
-        """
-        queue, key, tenant = lane
-        control = self._controls.limits.get(queue)
-        by_key = control.key_limit if control is not None and key is not None else None
-        by_tenant = control.tenant_limit if control is not None and tenant is not None else None
-        return (
-            (PermitPool(queue, key, tenant), by_key),
-            (PermitPool(queue, tenant=tenant), by_tenant),
-            (PermitPool(None, tenant=tenant), self._controls.tenant_limits.get(tenant or "")),
-            (PermitPool(queue), control.limit if control is not None else None),
-        )
+    def limits(self, lane: Lane) -> Sequence[tuple[PermitPool | None, Limit | None]]:
+        """Return the pool of each kind for a task of this lane, with its limit. None: there is no such limit."""
+        limits = self._limits.get(lane)
+        if limits is None:
+            pools = PermitPool.of_task(*lane)
+            limits = self._limits[lane] = [(pool, None if pool is None else self.limit_of(pool)) for pool in pools]
+        return limits
 
     def limit_of(self, pool: PermitPool) -> Limit | None:
         """Return the limit of a pool; None: there is none any more."""
-        lane = Lane(pool.queue or "", pool.key, pool.tenant)
-        return next((limit for each, limit in self.limits(lane) if limit is not None and each == pool), None)
+        if pool.queue is None:
+            return self._controls.tenant_limits.get(pool.tenant or "")
+        limit: Limit | None = getattr(self._controls.limits.get(pool.queue), pool.limited_by, None)
+        return limit
 
     def width(self, pool: PermitPool) -> int:
         """Return the most permits of a pool that can be free at once. 0: it has no limit any more."""
@@ -136,12 +132,11 @@ class Pools:
 
     def pick(self, lane: Lane) -> None:
         """Count a task that is about to ask for its permits. No more tasks ask at once than can get a permit."""
-        for pool, limit in self.limits(lane):
-            if limit is not None:
-                state = self.states.get(pool)
-                if state is None:
-                    state = self.states[pool] = PoolState(budget=width_of(limit))
-                state.budget -= 1
+        for pool in self.of(lane):
+            state = self.states.get(pool)
+            if state is None:
+                state = self.states[pool] = PoolState(budget=self.width(pool))
+            state.budget -= 1
 
     def give(self, pools: Iterable[PermitPool], count: float = 1) -> None:
         """Let more tasks ask each of these pools."""

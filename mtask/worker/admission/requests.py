@@ -14,12 +14,8 @@ from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.state.queue import Entry, Order
 from mtask.worker.state.scope import Scope
 
-#: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
-#: its queue.
-KINDS = 4
-
-#: How many more tasks of this worker a pool lists than permits can be free at once: other workers know some of them, too,
-#: and what they take is listed no longer.
+#: How many more tasks of this worker a pool lists than permits can be free at once. Other workers know some of them,
+#: too, and what they take is listed no longer.
 _MORE = 10
 
 
@@ -51,7 +47,7 @@ class Requests:
         limits = {}
         for task in tasks:
             pool, limit = self._pools.limits(lane_of_task(task))[kind]
-            if limit is not None:
+            if pool is not None and limit is not None:
                 limits[pool] = limit
                 found.setdefault(pool, []).append((rules.rank(task, now), task))
         has_peers = self._ledger.has_peers

@@ -306,7 +306,7 @@ class Windows:
         self._offer_all()
 
     def least_asked(self, pool: PermitPool) -> int:
-        """Return how many tasks should ask at once: where tenants take turns, one of each, so that the server chooses."""
+        """Return how many tasks should ask at once. Where tenants take turns, one of each: the server chooses."""
         if not self._pools.takes_turns(pool) or (window := self._windows.get(pool.queue or "")) is None:
             return 0
         return min(_MOST_TURNS, len(window.rows))
