@@ -25,7 +25,7 @@ from mtask.store.statements.filters import Filter, in_time, of_others, of_queues
 from mtask.store.statements.permits import LEAD_MS
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, lane_of_task
-from mtask.worker.admission.requests import Requests
+from mtask.worker.admission.requests import Requests, order_of
 from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.log import fields, logger
 from mtask.worker.state.clock import seconds_of
@@ -246,6 +246,9 @@ class Limits:
             return
         state = self.pools.state(pool)
         state.is_listed, state.withdraw_at = answer.is_listed, inf
+        if request.does_wait:
+            listed = (task for task in (*request.wanted, *request.waiting) if task.task_id not in answer.task_ids)
+            self.pools.show(pool, [(task.tenant, order_of(task.rank)) for task in listed if task.rank is not None])
         if not answer.is_full:
             self._let_ask({pool: inf})
             return
@@ -259,9 +262,11 @@ class Limits:
             self._wake.set()
             return
         next_time = answer.next_time(self._clock.now())
-        if next_time is not None:
-            state.retry_at = max(self._clock.monotonic_of(next_time) - _LEAD, now)
-            state.coming = answer.count_within(_TOGETHER)
+        next_start = inf if next_time is None else max(self._clock.monotonic_of(next_time) - _LEAD, now)
+        if next_start <= now + _POLL or (next_start < inf and not answer.is_listed):
+            state.retry_at, state.coming = next_start, answer.count_within(_TOGETHER)
+        elif next_start < inf:
+            state.retry_at = now + _POLL  # or what is listed would no longer hold when the start is free
         elif answer.is_crowded:
             state.retry_at = now + _POLL * (0.75 + random.random() / 4)
         else:
@@ -470,6 +475,8 @@ class Limits:
                         PermitRequest(pool, limit, (), does_wait=False, is_fair=self.pools.takes_turns(pool))
                     )
                 state.is_listed = False
+                if state.shown is not None:
+                    state.shown = {}
         if requests:
             states = self.pools.states
             asks = {request.pool: states[request.pool].asks for request in requests}

@@ -14,6 +14,7 @@ from mtask.model.controls import Limit
 from mtask.model.documents import StoredTask
 from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.controls import Controls
+from mtask.worker.state.queue import Order
 
 #: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
 KEPT = 50
@@ -48,6 +49,9 @@ class PoolState:
     #: How often permits came free. What comes while a request is under way may be later than its answer.
     news: int = 0
     asks: int = 0  #: the number of requests
+    #: The order of the first task of this worker that the pool lists; where tenants take turns, of each tenant. A task
+    #: that goes before it asks at once, so that it is listed. None: nothing is listed, because no other worker waits.
+    shown: dict[str, Order] | None = None
 
 
 @dataclass(slots=True)
@@ -126,17 +130,42 @@ class Pools:
         state = self.states.get(pool)
         return state is None or state.budget >= 1
 
-    def closed(self, lane: Lane) -> PermitPool | None:
-        """Return the pool that keeps the tasks of this lane waiting; None: they may ask now."""
-        return next((pool for pool in self.of(lane) if not self.has_room(pool)), None)
+    def closed(self, lane: Lane, order: Order | None = None) -> PermitPool | None:
+        """Return the pool that keeps the tasks of this lane waiting; None: they may ask now.
 
-    def pick(self, lane: Lane) -> None:
+        `order`: that of the task that would ask. It may ask if it is news to the pools that have no room.
+        """
+        closed = (pool for pool in self.of(lane) if not self.has_room(pool))
+        return next((pool for pool in closed if order is None or not self.is_news(pool, lane.tenant, order)), None)
+
+    def is_news(self, pool: PermitPool, tenant: str | None, order: Order) -> bool:
+        """Whether a task of this order goes before those of this worker that a pool without room lists."""
+        state = self.states.get(pool)
+        if state is None or state.shown is None:
+            return False
+        shown = state.shown.get(self._turn_in(pool, tenant))
+        return shown is None or order < shown
+
+    def show(self, pool: PermitPool, orders: Iterable[tuple[str | None, Order]]) -> None:
+        """Note the tenants and the orders of the tasks that a pool lists."""
+        shown: dict[str, Order] = {}
+        for tenant, order in orders:
+            turn = self._turn_in(pool, tenant)
+            shown[turn] = min(order, shown.get(turn, order))
+        self.state(pool).shown = shown
+
+    def _turn_in(self, pool: PermitPool, tenant: str | None) -> str:
+        return tenant or "" if self.takes_turns(pool) else ""
+
+    def pick(self, lane: Lane, order: Order) -> None:
         """Count a task that is about to ask for its permits. No more tasks ask at once than can get a permit."""
         for pool in self.of(lane):
             state = self.states.get(pool)
             if state is None:
                 state = self.states[pool] = PoolState(budget=self.width(pool))
             state.budget -= 1
+            if state.shown is not None and self.is_news(pool, lane.tenant, order):
+                state.shown[self._turn_in(pool, lane.tenant)] = order
 
     def give(self, pools: Iterable[PermitPool], count: float = 1) -> None:
         """Let more tasks ask each of these pools."""

@@ -11,6 +11,7 @@ from mtask.model.rules import Rank
 from mtask.store.queues.permits import MAX_WAITING, HeldPermit, PermitPool, PermitRequest, Wanted
 from mtask.worker.admission.pools import Pools, lane_of_task
 from mtask.worker.admission.windows import Windows, lane_of
+from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.queue import Entry, Order
 from mtask.worker.state.scope import Scope
 
@@ -100,6 +101,12 @@ class Requests:
 
 def _wanted(task: StoredTask, rank: Rank | None) -> Wanted:
     return Wanted(task.id, rank, task.tenant or "", is_single=task.task_option.concurrent_worker_cnt == 1)
+
+
+def order_of(rank: Rank) -> Order:
+    """Return the order of a task in this worker."""
+    begins, priority, time = rank
+    return (bool(begins), priority, seconds_of(time))
 
 
 def _order(entry: Entry) -> tuple[Order, str]:

@@ -169,7 +169,7 @@ class Windows:
         else:
             heapq.heappop(row.heap)
             self.item_cnt -= 1
-        self._pools.pick(lane)
+        self._pools.pick(lane, entry.order)
         if self._pools.is_fair(lane.queue):
             self._pools.count_turn(lane.queue, lane.tenant)
         # The item of the row moves back when it is looked at: no key has become smaller.
@@ -229,8 +229,7 @@ class Windows:
 
     def _first_of(self, window: _Window) -> Entry | None:
         """Return the task that this queue offers, or None."""
-        if not self._pools.has_room(PermitPool(window.queue)):
-            return None
+        wide = PermitPool(window.queue)
         while window.heads:
             key, _, row = window.heads[0]
             if key != row.key:
@@ -244,7 +243,9 @@ class Windows:
                 _take_out(window, row)
                 self._skipped.append(row)
                 continue
-            closed_by = self._pools.closed(row.lane)
+            closed_by = self._pools.closed(row.lane, first.order)
+            if closed_by == wide:
+                return None  # it goes before all others, and they need a permit of this pool, too
             if closed_by is not None:
                 _take_out(window, row)
                 row.closed_by = closed_by
@@ -260,8 +261,13 @@ class Windows:
 
     def _offer(self, window: _Window, row: _Row) -> None:
         first = row.first()
-        if first is None or row.closed_by is not None:
+        if first is None:
             return
+        if row.closed_by is not None:
+            if not self._pools.is_news(row.closed_by, row.lane.tenant, first.order):
+                return
+            self._closed[row.closed_by].remove(row)
+            row.closed_by = None
         key = self._key(row, first)
         if row.key is None or key < row.key:
             row.key = key
@@ -289,10 +295,16 @@ class Windows:
 
     def reopen(self, pools: Iterable[PermitPool]) -> None:
         """Offer the tasks again that wait for permits of these pools."""
-        for pool in pools:
+        opened = set(pools)
+        for pool in opened:
             for row in self._closed.pop(pool, ()):
                 row.closed_by = None
                 self._offer(self._window(row.lane.queue), row)
+        # The pool of a tenant lists no task that another pool keeps waiting: some may be news to it now.
+        for pool, rows in [*self._closed.items()] if opened else ():
+            if pool.key is None:
+                for row in [row for row in rows if not opened.isdisjoint(self._pools.of(row.lane))]:
+                    self._offer(self._window(row.lane.queue), row)
 
     def advance(self, queue: str, tenants: Collection[str]) -> None:
         """Offer the tasks of these tenants again, whose turns come earlier than was known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,6 +22,7 @@ from mtask.store.layout import setup
 from mtask.store.queues import permits
 from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
 from mtask.store.tasks import claims
+from mtask.worker.admission import limits as limits_module
 from mtask.worker.admission.limits import Admitted, Limits
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, working
@@ -437,6 +438,63 @@ def test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_que
     peer.task(name="other")(work)
     asyncio.run(scenario())
     assert listed == [2, 1, 0]
+
+
+def listed_in(mongo: Mongo, database: str) -> dict[str, list[str]]:
+    """Return the keys of the tasks that the pool of the queue lists, by worker."""
+    waiting = (mongo[database]["places"].find_one({"_id": QUEUE.id}) or {}).get("waiting", ())
+    return {each["worker_id"]: [task["task_id"].partition(":")[2] for task in each["tasks"]] for each in waiting}
+
+
+def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_module, "_POLL", 600.0)
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=1)
+
+    def is_first(key: str) -> bool:
+        return any(tasks[:1] == [key] for tasks in listed_in(mongo, database_name).values())
+
+    async def scenario() -> None:
+        async with (
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as bench,
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2") as other,
+        ):
+            ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
+            await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
+            await publish(bench, 1)
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            for name, priority in (("low", 0), ("high", 5), ("higher", 9)):
+                await publish(bench, 1, prefix=name, priority=priority)
+                await until(partial(is_first, f"{name}0"), message=f"{name} is listed first")
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 4, message="all done")
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    client.limit("default", rate=(1, 9))
+
+    def ends() -> dict[str, datetime]:
+        document = mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {}
+        return {each["worker_id"]: each["until"] for each in document.get("waiting", ())}
+
+    def is_listed_beyond(first: Mapping[str, datetime]) -> bool:
+        return any(each in first and end > first[each] for each, end in ends().items())
+
+    async def scenario() -> None:
+        async with two_workers(mongo_uri, database_name, mongo, Gauge().app) as bench:
+            await publish(bench, 2)
+            first = await until(ends, message="a worker is listed")
+            await until(partial(is_listed_beyond, first), message="it is listed for longer")
+            assert bench.count("SUCCESS") == 1
+
+    asyncio.run(scenario())
 
 
 def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_being_served(
