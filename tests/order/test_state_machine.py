@@ -16,6 +16,7 @@ from typing import Any
 from mtask.local import ReplicaSet
 from tests.order.app import OTHER, WORK
 from tests.order.model import Judgement, judge
+from tests.order.pace import PROBES, Pace, probes
 from tests.order.theatre import SHORT, Theatre, open_theatre, spec
 from tests.parity.cases import SCALE
 
@@ -62,7 +63,8 @@ class Example:
             self._random.choice(steps)()
         self._theatre.wait_running()
         self._theatre.wait_done(self._queues)
-        return judge(self._theatre.history(*self._queues))
+        tolerance = Pace(self._theatre.history(PROBES)).tolerance()
+        return judge(self._theatre.history(*self._queues), tolerance)
 
     @property
     def _queue(self) -> str:
@@ -125,10 +127,11 @@ class Example:
 
 def run_examples(server: ReplicaSet, folder: Path, random: Random) -> list[Judgement]:
     """Run some examples on one set of workers. Return what is thought of each."""
-    with open_theatre(server, folder, _QUEUES) as theatre:
+    with open_theatre(server, folder, [*_QUEUES, PROBES]) as theatre:
         for worker_id, app in _APPS.items():
             theatre.launch(worker_id, app, 5, "--shutdown-timeout", "0.2")
         theatre.wait_running()
+        theatre.publish(*probes(WORK, OTHER))
         return [Example(theatre, number, random).play() for number in range(_EXAMPLES)]
 
 

@@ -21,7 +21,7 @@ from mtask.model.documents import StoredTask
 from mtask.model.status import TaskStatus
 from tests.mongo import PATIENCE, Document, eventually
 from tests.order.app import ISOLATED, OTHER, WORK, gate_beside
-from tests.order.history import Change, History, Limit, Settings, Up, Worker
+from tests.order.history import Change, History, Limit, Settings, Trouble, Up, Worker
 from tests.order.reading import read_task
 from tests.security import accounts, is_secure
 from tests.workers import Stage, WorkerProcess, open_stage
@@ -30,7 +30,9 @@ from tests.workers import Stage, WorkerProcess, open_stage
 _LEASE: dict[str, Any] = {"ping_interval_ms": 2_000, "worker_timeout_ms": 30_000, "unexpected_retry_delay_ms": 0}
 SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1_000}
 #: After the death of a worker, a permit of a claim that never came may be held for so long, in seconds.
-_UNSURE = 20.0
+_UNSURE = 11.0
+#: After the death of a worker, nobody else may claim the tasks that it was about to claim for so long, in seconds.
+_CLAIMING = 2.5
 _OPEN = {"task_state.status": {"$nin": [status.value for status in TaskStatus if status.is_final]}}
 
 
@@ -160,6 +162,7 @@ class Theatre:
             [read_task(StoredTask.model_validate(document), starts) for document in found],
             list(self._workers.values()),
             self._changes,
+            [Trouble(death, death + _CLAIMING) for death in self._deaths],
             unsure=[Up(death, death + _UNSURE) for death in self._deaths],
         )
 

@@ -111,6 +111,8 @@ class TurnJudge:
     def _could_start(self, task: Task, times: Times, worker: Worker | None) -> Times:
         """Leave those times in which a task like this one had all other permits, and a worker with a free slot."""
         for pool, pledge in (self._book.rules.pledges(task, self._up.since, self._up.since) or {}).items():
+            if pool.queue is None:
+                return []  # of its tenant's tasks in all queues, another one may go first
             if pool != Pool(task.queue):
                 # A claim that came to nothing may hold one of these permits.
                 times = without(times, self._unsure)
