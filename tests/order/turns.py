@@ -48,6 +48,7 @@ class TurnJudge:
         self._up = up
         self._troubles = [Up(trouble.since, trouble.until) for trouble in history.troubles]
         self._unsure = list(history.unsure)
+        self._limited = {change.target for change in history.changes}
 
     def broken(self, settings: Settings) -> Iterator[Turn]:
         """Yield the starts out of turn: of the whole queue if it has a limit, else of each worker."""
@@ -110,9 +111,9 @@ class TurnJudge:
 
     def _could_start(self, task: Task, times: Times, worker: Worker | None) -> Times:
         """Leave those times in which a task like this one had all other permits, and a worker with a free slot."""
+        if f"tenant:{task.tenant}" in self._limited:
+            return []  # of the tasks of its tenant in all queues, others may go first
         for pool, pledge in (self._book.rules.pledges(task, self._up.since, self._up.since) or {}).items():
-            if pool.queue is None:
-                return []  # of its tenant's tasks in all queues, another one may go first
             if pool != Pool(task.queue):
                 # A claim that came to nothing may hold one of these permits.
                 times = without(times, self._unsure)
