@@ -13,6 +13,7 @@ _WINDOWS = "mtask/worker/admission/windows.py"
 
 _LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
 _PERMITS_TESTS = "tests/integration/store/queues/test_permits.py"
+_LANDINGS_TESTS = "tests/unit/worker/claiming/test_landings.py"
 _RANKS_TESTS = "tests/unit/model/test_ranks.py"
 _WINDOWS_TESTS = "tests/unit/worker/admission/test_windows.py"
 
@@ -54,7 +55,58 @@ ORDER_MUTATIONS = (
         ),
         (f"{_WINDOWS_TESTS}::test_interrupted_tasks_go_before_any_priority",),
     ),
+    Mutation(
+        "groups-land-in-any-order",
+        "Runs of a group that was claimed later start first if its reply comes first.",
+        (Edit("mtask/worker/claiming/landings.py", "        if earlier:\n", "        if False:\n"),),
+        (f"{_LANDINGS_TESTS}::test_a_claim_lands_after_those_that_began_earlier",),
+    ),
     # --- permits --------------------------------------------------------------------------------------------
+    Mutation(
+        "call-before-the-answer-is-forgotten",
+        "A call that comes while a request is under way changes nothing.",
+        (Edit(_LIMITS, "if is_turn_known or state.news > news:", "if is_turn_known:"),),
+        (f"{_LIMITS_TESTS}::test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten",),
+    ),
+    Mutation(
+        "full-pool-hears-of-no-better-task",
+        "A task that is more urgent than those that are listed waits for the worker's next look at the pool.",
+        (Edit(_POOLS, "return shown is None or order < shown", "return False"),),
+        (f"{_LIMITS_TESTS}::test_task_that_goes_before_those_that_are_listed_is_listed_at_once",),
+    ),
+    Mutation(
+        "entry-ends-before-the-next-start",
+        "What waits for a start of a long window is listed for 5 s only.",
+        (
+            Edit(
+                _LIMITS,
+                "if next_start <= now + _POLL or (next_start < inf and not answer.is_listed):",
+                "if next_start < inf:",
+            ),
+        ),
+        (f"{_LIMITS_TESTS}::test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free",),
+    ),
+    Mutation(
+        "task-of-two-limits-is-not-listed",
+        "A task is listed nowhere while its queue is full, though its own worker will return both permits.",
+        (Edit("mtask/worker/admission/requests.py", "_MORE), self._shared(pool))", "_MORE))"),),
+        (f"{_LIMITS_TESTS}::test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too",),
+    ),
+    Mutation(
+        "tenants-tasks-have-no-order-over-all-workers",
+        "The first task that each worker knows of a tenant is the tenant's first one.",
+        (
+            Edit(
+                _STATEMENTS,
+                'index = {"$subtract": ["$$place", {"$indexOfArray": ["$$line.of", "$$each.of"]}]}',
+                "index = 0",
+            ),
+        ),
+        (
+            f"{_PERMITS_TESTS}::test_tasks_of_one_tenant_keep_their_order_over_all_workers",
+            f"{_PERMITS_TESTS}::test_one_request_takes_equal_turns_of_its_tenants",
+        ),
+    ),
     Mutation(
         "holder-takes-the-permit-again",
         "Who returns a permit takes it again, though a better task waits in another worker.",
