@@ -438,7 +438,8 @@ class Limits:
         """
         if not counts or self._is_closed:
             return
-        asking = self._asking()
+        contended = [state for pool in counts if (state := self.pools.states.get(pool)) is not None and state.is_listed]
+        asking = self._asking() if contended else set()
         opened = []
         for pool, count in counts.items():
             state = self.pools.states.get(pool)

@@ -18,6 +18,8 @@ from mtask.worker.state.queue import Order
 
 #: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
 KEPT = 50
+#: The most lanes whose pools are remembered. There may be as many limit_keys as tasks.
+_MAX_LANES = 10_000
 
 
 class Lane(NamedTuple):
@@ -96,6 +98,9 @@ class Pools:
         """Return the pool of each kind for a task of this lane, with its limit. None: there is no such limit."""
         limits = self._limits.get(lane)
         if limits is None:
+            if len(self._limits) >= _MAX_LANES:
+                self._of.clear()
+                self._limits.clear()
             pools = PermitPool.of_task(*lane)
             limits = self._limits[lane] = [(pool, None if pool is None else self.limit_of(pool)) for pool in pools]
         return limits
