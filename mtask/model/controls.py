@@ -144,7 +144,7 @@ class PermitPoolDocument(BaseModel):
     waiting: list[Waiting] | None = None  #: only where several workers serve the queue
     turn: Any = None  #: the number of turns so far, in a fair queue
     turns: list[LastTurn] | None = None
-    call: Any = None  #: a time, and below it the workers that were last called: permits are left for their tasks
+    call: Any = None  #: a time and how many permits were left then, and below it the workers that were called
     quiet_time: Any = None  #: the instant of the last update that calls nobody
     expire_time: Instant | None = None
     schema_version: Literal[1]

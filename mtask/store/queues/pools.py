@@ -206,7 +206,7 @@ def _content(pool: PermitPool, document: Document) -> PoolContent:
 def _called(document: Document) -> datetime | None:
     """Return the time at which the pool last called workers."""
     try:
-        called = datetime.fromisoformat(str(document.get("call")).partition("\n")[0])
+        called = datetime.fromisoformat(str(document.get("call")).partition(" ")[0])
     except ValueError:
         return None
     return called if called.tzinfo else None

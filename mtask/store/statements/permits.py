@@ -43,6 +43,14 @@ def name_of(task_id: str, token: str) -> str:
     return f"{token} {task_id}"
 
 
+def left_by(call: object) -> int:
+    """Return how many permits a call leaves to those that it names. If the call does not tell: 1."""
+    try:
+        return max(1, int(str(call).partition("\n")[0].split(" ")[1]))
+    except (ValueError, IndexError):
+        return 1
+
+
 def _sound(path: str, instant: str) -> x.Expression:
     """Return the well-formed entries of an array. A malformed entry would use up a permit for ever."""
     entry = "$$entry"
@@ -207,13 +215,18 @@ def _by_turns() -> list[Stage]:
 
 def _granted_cnt() -> x.Expression:
     """Return how many of the candidates get a permit: those for which one is left by the rivals that are better."""
-    candidate = {"$getField": {"field": "key", "input": {"$arrayElemAt": ["$_open", "$$place"]}}}
-    is_better = {"$lt": ["$$rival.key", "$$key"]}
-    better = {"$size": {"$filter": {"input": "$_rivals", "as": "rival", "cond": is_better}}}
-    is_granted = {"$let": {"vars": {"key": candidate}, "in": {"$lt": [{"$add": ["$$place", better]}, "$_free"]}}}
     room = {"$min": ["$_free", f"{_REQUEST}.most", {"$size": "$_open"}]}
-    beside_rivals = {"$size": {"$filter": {"input": {"$range": [0, room]}, "as": "place", "cond": is_granted}}}
-    return {"$cond": [{"$eq": ["$_rivals", []]}, room, beside_rivals]}
+
+    def keys(tasks: str, *, is_rival: int) -> x.Expression:
+        entry = {"key": "$$task.key", "is_rival": is_rival}
+        return {"$map": {"input": tasks, "as": "task", "in": entry}}
+
+    # Of equals, the candidates come first.
+    line = _in_order({"$concatArrays": [keys("$_open", is_rival=0), keys("$_rivals", is_rival=1)]})
+    first = {"$filter": {"input": _first(line, "$_free"), "as": "task", "cond": {"$eq": ["$$task.is_rival", 0]}}}
+    return {
+        "$cond": [{"$or": [{"$eq": ["$_rivals", []]}, {"$eq": [room, 0]}]}, room, {"$min": [room, {"$size": first}]}]
+    }
 
 
 def _with_granted(token: str) -> Document:
@@ -421,7 +434,7 @@ def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[
     text = {
         "$reduce": {
             "input": "$_called",
-            "initialValue": {"$concat": [{"$toString": x.NOW}, "\n"]},
+            "initialValue": {"$concat": [{"$toString": x.NOW}, " ", {"$toString": "$_free"}, "\n"]},
             "in": {"$concat": ["$$value", "$$this", "\n"]},
         }
     }

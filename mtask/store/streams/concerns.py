@@ -203,6 +203,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
                 "begins_flow": _BEGINS_FLOW,
                 "is_wanted": {"$or": [{"$not": [_BEGINS_FLOW]}, _is_wanted(worker_id, queues, horizon_ms)]},
                 "appeals": {"$and": [_APPEALS, {"$not": [_is_set("status")]}, {"$not": [_is_set("concurrency")]}]},
+                "call": {"$ifNull": [_updated("call"), "$fullDocument.call"]},
                 "preempt_time": _updated("task_state.next_preempt_time"),
                 "status": _updated("task_state.status"),
                 "concerns_holder": {

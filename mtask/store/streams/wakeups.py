@@ -25,6 +25,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import CONTROLS, PLACES, SCHEDULES, WORKERS, AsyncStore, bounded
 from mtask.store.statements.filters import Shares
+from mtask.store.statements.permits import left_by
 from mtask.store.streams import concerns
 from mtask.store.streams.traffic import Density, Traffic
 
@@ -73,6 +74,8 @@ class Event:
     is_begun: bool | None = None
     #: Whether the worker that holds the task must read it, because options changed or a client requested its end.
     concerns_holder: bool = False
+    #: The number of permits that are left, if this worker is called.
+    permit_cnt: int = 0
 
 
 class Stream:
@@ -226,7 +229,7 @@ def _event(change: Any) -> Event:
     if change["ns"]["coll"] == CONTROLS:
         return Event(EventKind.CONTROLS_CHANGED)
     if change["ns"]["coll"] == PLACES:
-        return Event(EventKind.PERMITS_CALLED, document_id)
+        return Event(EventKind.PERMITS_CALLED, document_id, permit_cnt=left_by(change.get("call")))
     if change["ns"]["coll"] == SCHEDULES:
         return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:

@@ -20,7 +20,7 @@ from time import monotonic
 from mtask.errors import DatabaseError
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
-from mtask.store.queues.permits import KINDS, HeldPermit, PermitGrant, PermitPool, PermitRequest
+from mtask.store.queues.permits import KINDS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest
 from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
 from mtask.store.statements.permits import LEAD_MS
 from mtask.worker.admission.controls import Controls
@@ -258,11 +258,12 @@ class Limits:
         # By now it is known whose turn it is.
         is_turn_known = request.is_fair and answer.is_open and state.refusals <= _AT_ONCE
         if is_turn_known or state.news > news:
-            state.retry_at = now
+            state.retry_at, state.coming = now, max(state.coming, min(answer.left, MAX_WAITING))
             self._wake.set()
             return
         next_time = answer.next_time(self._clock.now())
         next_start = inf if next_time is None else max(self._clock.monotonic_of(next_time) - _LEAD, now)
+        state.coming = 0
         if next_start <= now + _POLL or (next_start < inf and not answer.is_listed):
             state.retry_at, state.coming = next_start, answer.count_within(_TOGETHER)
         elif next_start < inf:
@@ -408,7 +409,7 @@ class Limits:
                 continue
             if self.windows.waits_for(pool):
                 state.retry_at = now + _POLL
-                due[pool] = state.coming or self.pools.width(pool) + 1
+                due[pool] = state.coming or 1
                 state.coming = 0
             elif state.is_listed:
                 state.withdraw_at, state.retry_at = now, now + _ANSWER
@@ -416,13 +417,13 @@ class Limits:
                 del self.pools.states[pool]
         self._let_ask(due)
 
-    def called(self, pool_id: str) -> None:
-        """Ask the pool again: permits are left for tasks that wait in this worker."""
+    def called(self, pool_id: str, permit_cnt: int) -> None:
+        """Ask the pool again: so many permits are left for tasks that wait in this worker."""
         pool = PermitPool.of_id(pool_id)
         if (state := self.pools.states.get(pool)) is not None:
             state.news += 1
             state.withdraw_at = min(state.withdraw_at, monotonic() + _ANSWER)
-            self._let_ask({pool: self.pools.width(pool) + 1})
+            self._let_ask({pool: permit_cnt})
             self._wake.set()
 
     def limits_changed(self) -> None:
@@ -445,6 +446,7 @@ class Limits:
             state = self.pools.states.get(pool)
             if state is not None and state.is_listed and pool in asking:
                 state.news += 1
+                state.coming = max(state.coming, int(min(count, MAX_WAITING)))
             else:
                 self.pools.give([pool], max(count, self.windows.least_asked(pool)))
                 opened.append(pool)

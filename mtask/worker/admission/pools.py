@@ -38,7 +38,7 @@ class PoolState:
     budget: float = inf
     #: The time of the next request (monotonic seconds). A permit that this worker returns, or a call, comes earlier.
     retry_at: float = inf
-    #: The number of starts that are permitted at `retry_at`; 0: not known.
+    #: The number of permits that may be had at `retry_at`; 0: not known.
     coming: int = 0
     #: The time of the next search for dead runs that hold permits (monotonic seconds); None: no search is needed.
     reclaim_at: float | None = None

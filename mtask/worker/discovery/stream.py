@@ -221,7 +221,7 @@ class StreamLoop:
             self._hearing.widen()
             self._controls.wake()
         elif event.kind is EventKind.PERMITS_CALLED:
-            self._scope.signals.permits_called.send(event.task_id)
+            self._scope.signals.permits_called.send(event.task_id, event.permit_cnt)
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._scope.signals.schedules_changed.send()
         elif event.kind is EventKind.COLLECTION_LOST:

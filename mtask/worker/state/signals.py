@@ -71,7 +71,7 @@ class Signals:
         #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
         #: Permits of a pool are left for tasks that wait in this worker.
-        self.permits_called: Signal[[str]] = Signal()
+        self.permits_called: Signal[[str, int]] = Signal()
         #: More tasks may wait for permits than this worker knows, so a scan for due tasks is needed.
         self.permits_freed: Signal[[]] = Signal()
         #: A queue or task name was resumed, so a scan for all waiting tasks is needed.

@@ -348,7 +348,7 @@ def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
             asked_in_vain = [partial(_was_refused, limits, key, count) for count in range(1, 5)]
             for condition in asked_in_vain:
                 await until(condition, message="asked in vain")
-                limits.called(key.id)
+                limits.called(key.id, 1)
             await publish(bench, 2, prefix="free ")
             await until(lambda: gauge.running["all"] == 3, message="two without a key run beside the one with it")
             gauge.gate.set()
@@ -402,7 +402,7 @@ def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
 
                 async def answered_late(operation: Any) -> Any:
                     answer = await run(operation)
-                    limits.called(QUEUE.id)
+                    limits.called(QUEUE.id, 1)
                     return answer
 
                 with monkeypatch.context() as patch:
