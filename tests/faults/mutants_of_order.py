@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _LIMITS = "mtask/worker/admission/limits.py"
+_PERMITS = "mtask/store/queues/permits.py"
 _POOLS = "mtask/worker/admission/pools.py"
 _QUEUE = "mtask/worker/state/queue.py"
 _RULES = "mtask/model/rules.py"
@@ -128,13 +129,17 @@ ORDER_MUTATIONS = (
     Mutation(
         "limit-keys-of-all-tenants-are-one",
         "Tasks with a limit_key wait for those of another tenant.",
-        (Edit(_POOLS, "(PermitPool(queue, key, tenant), by_key)", "(PermitPool(queue, key), by_key)"),),
+        (
+            Edit(
+                _PERMITS, "None if key is None else cls(queue, key, tenant)", "None if key is None else cls(queue, key)"
+            ),
+        ),
         (f"{_WINDOWS_TESTS}::test_equal_limit_keys_of_two_tenants_are_two_keys",),
     ),
     Mutation(
         "pool-of-a-queue-without-its-limit",
         "The limit of a queue is looked for among those of its limit_keys, and none is found.",
-        (Edit(_POOLS, "if limit is not None and each == pool), None)", "if each == pool), None)"),),
+        (Edit(_PERMITS, '        return "limit" if self.queue', '        return "key_limit" if self.queue'),),
         (f"{_WINDOWS_TESTS}::test_each_kind_of_pool_has_its_limit",),
     ),
     Mutation(

@@ -7,7 +7,7 @@ from tests.faults.mutant import Edit, Mutation
 _ACCESS = "mtask/web/access.py"
 _CONTROLS = "mtask/worker/admission/controls.py"
 _LIMITS = "mtask/worker/admission/limits.py"
-_POOLS = "mtask/worker/admission/pools.py"
+_PERMITS = "mtask/store/queues/permits.py"
 _TARGETS = "mtask/worker/admission/targets.py"
 _MEMORY = "mtask/worker/state/turns.py"
 _NEXT = "mtask/app/next.py"
@@ -120,7 +120,7 @@ TENANT_MUTATIONS = (
     Mutation(
         "tenants-share-a-pool",
         "The tenants of a queue share the limit that each of them has.",
-        (Edit(_POOLS, "tenant=tenant), by_tenant)", 'tenant="all"), by_tenant)'),),
+        (Edit(_PERMITS, "else cls(queue, tenant=tenant)", 'else cls(queue, tenant="all")'),),
         (f"{_LIMITS_TESTS}::test_each_tenant_of_a_queue_has_a_limit_that_holds_over_two_workers",),
     ),
     Mutation(
