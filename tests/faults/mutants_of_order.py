@@ -111,7 +111,13 @@ ORDER_MUTATIONS = (
     Mutation(
         "holder-takes-the-permit-again",
         "Who returns a permit takes it again, though a better task waits in another worker.",
-        (Edit(_STATEMENTS, '{"$lt": [{"$add": ["$$place", better]}, "$_free"]}', '{"$lt": ["$$place", "$_free"]}'),),
+        (
+            Edit(
+                _STATEMENTS,
+                'line = _in_order({"$concatArrays": [keys("$_open", is_rival=0), keys("$_rivals", is_rival=1)]})',
+                'line = keys("$_open", is_rival=0)',
+            ),
+        ),
         (f"{_PERMITS_TESTS}::test_who_returns_a_permit_takes_it_again_only_if_no_better_task_waits_elsewhere",),
     ),
     Mutation(
