@@ -11,6 +11,7 @@ _STORE = "mtask/store/schedules.py"
 
 _SCHEDULES_TESTS = "tests/integration/worker/upkeep/test_schedules.py"
 _MANY_TESTS = "tests/integration/worker/upkeep/test_schedules_many.py"
+_TRIGGER_TESTS = "tests/unit/model/scheduling/test_triggers.py"
 _UNIT_TESTS = "tests/unit/model/scheduling/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
@@ -74,6 +75,13 @@ SCHEDULE_MUTATIONS = (
         (Edit("mtask/model/scheduling/triggers.py",
               "if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):", "if True:"),),
         ("tests/unit/model/scheduling/test_triggers.py::test_daylight_saving_both_ways",),
+    ),
+    Mutation(
+        "text-behind-a-name-ignored",
+        'A crontab with "mon#2" fires each Monday.',
+        (Edit("mtask/model/scheduling/expressions.py", "if rest := part[found.end() :]:",
+              'if (rest := part[found.end() :]) == "nothing":'),),
+        (f"{_TRIGGER_TESTS}::test_text_without_a_meaning_is_refused_and_its_place_is_named",),
     ),
     Mutation(
         "resumed-makes-up-for-its-pause",

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mtask.model.documents import Instant, Text
+from mtask.model.scheduling import expressions
 
 if TYPE_CHECKING:  # most processes compute no firing, so each trigger imports APScheduler when it does
     from apscheduler.triggers.base import BaseTrigger
@@ -29,7 +30,6 @@ _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: `last_firings` shortens a span of time that holds more firings than twice the wanted number plus this number.
 _SPARE = 8
-_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
 _trigger = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
@@ -42,6 +42,9 @@ def _whole(moment: datetime) -> datetime:
 
 class Cron(BaseModel):
     """Fires at each time that matches all fields. The fields describe the wall clock in one time zone.
+
+    A field holds numbers or names of months and weekdays, with ranges and steps: `5`, `1,15`, `mon-fri`, `*/2`,
+    `jan-jun/2`. `day` also takes `last`, and weekdays such as `2nd fri` and `last mon`.
 
     A field that is left out matches any value. There is one exception, as in APScheduler: a field that is left out
     matches only its first value if all given fields have longer units. So `Cron(hour="3")` means 03:00:00. The
@@ -88,7 +91,7 @@ class Cron(BaseModel):
                 f"{expression!r} names days and weekdays: in a crontab that means either, here it would be both. "
                 "Use two schedules, or Cron(day=..., day_of_week=...) for both"
             )
-        fields["day_of_week"] = _named_weekdays(fields["day_of_week"])
+        fields["day_of_week"] = expressions.named_weekdays(fields["day_of_week"])
         return cls(**fields, timezone=timezone)
 
     def fields(self) -> dict[str, str]:
@@ -101,7 +104,7 @@ class Cron(BaseModel):
 
         try:
             return CronTrigger(
-                **self.fields(),
+                **expressions.numbered(self.fields()),
                 timezone=_zone(self.timezone),
                 jitter=jitter_ms / 1000 or None,
                 end_date=None if last_year >= _LAST_YEAR else datetime(last_year, 12, 31, tzinfo=UTC),
@@ -168,25 +171,6 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
         raise ValueError(f"{name!r} is no time zone: use a name such as 'Europe/Berlin', or 'UTC'") from None
-
-
-def _named_weekdays(field: str) -> str:
-    """Return a crontab's weekday field with names instead of numbers. APScheduler counts weekdays from Monday."""
-    named = []
-    for part in field.lower().split(","):
-        span, slash, step = part.partition("/")
-        first, dash, last = span.partition("-")
-        if slash and span == "*":
-            first, dash, last = "0", "-", "6"
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            named.append(part)
-            continue
-        stride = int(step) if step.isdecimal() else 0
-        start, end = int(first), int(last) if dash else 6 if slash else int(first)
-        if (slash and not stride) or not 0 <= start <= end <= len(_WEEKDAYS) - 1:
-            raise ValueError(f"{field!r} are no weekdays: use 0 to 7 (0 and 7 are Sunday), or sun to sat")
-        named += [_WEEKDAYS[day] for day in range(start, end + 1, stride or 1)]
-    return ",".join(dict.fromkeys(named))
 
 
 @lru_cache(maxsize=512)
