@@ -1,10 +1,11 @@
-"""When triggers fire: as APScheduler computes it, strictly later each time, and the same wherever one begins to ask."""
+"""When triggers fire: strictly later each time, and the same wherever one begins to ask."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import ValidationError
@@ -68,6 +69,41 @@ def test_daylight_saving_both_ways() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("expression", "zone", "after", "expected"),
+    [
+        ("0 0 1 * *", "Europe/Berlin", "2026-03-02", ["Wed 01.04. 00:00", "Fri 01.05. 00:00"]),
+        ("0 0 * * *", "Europe/Berlin", "2026-03-28", ["Sun 29.03. 00:00", "Mon 30.03. 00:00", "Tue 31.03. 00:00"]),
+        ("0 0 * * *", "America/New_York", "2026-03-07", ["Sun 08.03. 00:00", "Mon 09.03. 00:00", "Tue 10.03. 00:00"]),
+        ("0 0 15 * *", "America/New_York", "2026-03-01", ["Sun 15.03. 00:00", "Wed 15.04. 00:00"]),
+        ("0 0 * * mon", "Europe/Berlin", "2026-03-23", ["Mon 30.03. 00:00", "Mon 06.04. 00:00"]),
+        ("0 1 * * *", "Europe/London", "2027-03-27", ["Sat 27.03. 01:00", "Mon 29.03. 01:00"]),
+        ("0 1 * * *", "Europe/London", "2027-03-28", ["Mon 29.03. 01:00", "Tue 30.03. 01:00"]),
+        ("0 0,2 * * *", "Europe/London", "2027-03-27", ["Sat 27.03. 02:00", "Sun 28.03. 00:00", "Sun 28.03. 02:00"]),
+        ("0 0 * * *", "America/Santiago", "2026-09-04", ["Sat 05.09. 00:00", "Mon 07.09. 00:00"]),
+        ("15 2 * * *", "Australia/Lord_Howe", "2026-10-03", ["Sat 03.10. 02:15", "Mon 05.10. 02:15"]),
+        ("0 0 * * *", "Pacific/Apia", "2011-12-28", ["Thu 29.12. 00:00", "Sat 31.12. 00:00", "Sun 01.01. 00:00"]),
+    ],
+)
+def test_only_times_that_the_clocks_skip_are_left_out(
+    expression: str, zone: str, after: str, expected: list[str]
+) -> None:
+    where = ZoneInfo(zone)
+    midnight = datetime.fromisoformat(after).replace(tzinfo=where)
+    found = islice(firings(Cron.parse(expression, zone), midnight, midnight), len(expected))
+    assert [f"{at.astimezone(where):%a %d.%m. %H:%M}" for at in found] == expected
+
+
+def test_last_firing_of_all_is_in_the_second_pass_of_an_hour_that_comes_twice() -> None:
+    last = Cron(year="2026", month="10", day="25", hour="2", minute="30", timezone="Europe/Berlin")
+    assert times(last, 3) == ["Sun 25.10. 00:30:00", "Sun 25.10. 01:30:00"]
+
+
+def test_cron_of_an_hour_that_the_clocks_always_skip_never_fires() -> None:
+    skipped = Cron(month="3", day="last sun", hour="2", minute="30", timezone="Europe/Berlin")
+    assert next_firing(skipped, datetime(2026, 3, 1, tzinfo=UTC), NOW) is None
+
+
 def test_interval_counts_from_its_anchor() -> None:
     anchor = NOW - timedelta(days=400, milliseconds=123)
     every = Every(interval_ms=90_000)
@@ -112,10 +148,23 @@ def test_jitter_delays_and_never_hastens() -> None:
     for trigger in (Every(interval_ms=60_000), Cron.parse("* * * * *")):
         firing = next_firing(trigger, NOW, NOW)
         assert firing is not None
-        happens = [jittered(trigger, firing, NOW, 5_000) - firing for _ in range(50)]
+        happens = [jittered(trigger, firing, 5_000) - firing for _ in range(50)]
         assert all(timedelta(0) <= wait <= timedelta(seconds=5) for wait in happens)
         assert len(set(happens)) > 1
-        assert jittered(trigger, firing, NOW, 0) == firing
+        assert jittered(trigger, firing, 0) == firing
+
+
+def test_jitter_is_no_longer_and_no_shorter_where_the_clocks_go_back() -> None:
+    nightly = Cron.parse("30 2 * * *", "Europe/Berlin")
+    for firing in islice(firings(nightly, datetime(2026, 10, 25, tzinfo=UTC), NOW), 2):
+        waits = [jittered(nightly, firing, 3_600_000) - firing for _ in range(50)]
+        assert all(timedelta(0) <= wait <= timedelta(hours=1) for wait in waits)
+        assert len(set(waits)) > 1
+
+
+def test_jitter_of_a_firing_that_a_former_trigger_left_counts_from_that_firing() -> None:
+    left = NOW + timedelta(minutes=1)
+    assert jittered(Cron.parse("0 0 1 1 *"), left, 5_000) - left <= timedelta(seconds=5)
 
 
 @pytest.mark.parametrize(
