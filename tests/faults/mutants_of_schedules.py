@@ -8,9 +8,11 @@ _CLIENT = "mtask/client/operating/scheduling.py"
 _MODEL = "mtask/model/scheduling/schedules.py"
 _SCHEDULER = "mtask/worker/upkeep/scheduler.py"
 _STORE = "mtask/store/schedules.py"
+_TRIGGERS = "mtask/model/scheduling/triggers.py"
 
 _SCHEDULES_TESTS = "tests/integration/worker/upkeep/test_schedules.py"
 _MANY_TESTS = "tests/integration/worker/upkeep/test_schedules_many.py"
+_TRIGGER_TESTS = "tests/unit/model/scheduling/test_triggers.py"
 _UNIT_TESTS = "tests/unit/model/scheduling/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
@@ -38,7 +40,7 @@ SCHEDULE_MUTATIONS = (
         "Of the hour that comes twice the second firing is taken for the first.",
         (
             Edit(_MODEL, "moment = firing.astimezone(UTC).replace(tzinfo=None)",
-                 'zone = triggers._zone(getattr(self.trigger, "timezone", "UTC"))\n'
+                 'zone = triggers.clocks.zone(getattr(self.trigger, "timezone", "UTC"))\n'
                  "        moment = firing.astimezone(zone).replace(tzinfo=None)"),
         ),
         (f"{_UNIT_TESTS}::test_both_firings_of_a_time_that_comes_twice_have_their_own_keys",),
@@ -71,9 +73,23 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "left-out-hour-fires",
         "A time that the clocks leave out fires all the same, an hour later by the wall.",
-        (Edit("mtask/model/scheduling/triggers.py",
-              "if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):", "if True:"),),
-        ("tests/unit/model/scheduling/test_triggers.py::test_daylight_saving_both_ways",),
+        (Edit(_TRIGGERS, "shift = clocks.first_shift(where, begin, end)", "shift = None"),),
+        (f"{_TRIGGER_TESTS}::test_daylight_saving_both_ways",),
+    ),
+    Mutation(
+        "second-pass-forgotten",
+        "A time that comes twice fires once.",
+        (Edit(_TRIGGERS, "if searched is None or local < searched or (wall is not None and local > wall):",
+              "if searched is None or (wall is not None and local > wall):"),),
+        (f"{_TRIGGER_TESTS}::test_daylight_saving_both_ways",
+         f"{_TRIGGER_TESTS}::test_last_firing_of_all_is_in_the_second_pass_of_an_hour_that_comes_twice"),
+    ),
+    Mutation(
+        "text-behind-a-name-ignored",
+        'A crontab with "mon#2" fires each Monday.',
+        (Edit("mtask/model/scheduling/expressions.py", "if rest := part[found.end() :]:",
+              'if (rest := part[found.end() :]) == "nothing":'),),
+        (f"{_TRIGGER_TESTS}::test_text_without_a_meaning_is_refused_and_its_place_is_named",),
     ),
     Mutation(
         "resumed-makes-up-for-its-pause",

@@ -48,7 +48,7 @@ def trigger_of(when: When, timezone: str | None = None) -> Cron | Every | Once:
         if isinstance(when, datetime):
             return Once(time=whole(when, "when"))
     except ValidationError as error:
-        # An error that names no single field is about the time zone.
+        # An error of a crontab's text or time zone belongs to no single field, and says itself what is wrong.
         what = describe_validation(error).removeprefix("document: ")
         raise InvalidInput(f"when {shown(when)}: {what}.", field="when") from None
     except (ValueError, OverflowError) as error:

@@ -1,7 +1,8 @@
 """Triggers: a trigger decides when a schedule fires.
 
-This module defines and checks the stored form of a trigger. APScheduler computes the times, with time zones and
-daylight saving. All computed times are in UTC and in whole milliseconds. The times of a cron are in whole seconds.
+This module defines and checks the stored form of a trigger. APScheduler computes the times, but it is asked for no
+time zone: it adds differences of the wall clock to instants, and so loses firings after the clocks go forward. All
+computed times are in UTC and in whole milliseconds. The times of a cron are in whole seconds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
-from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mtask.model.documents import Instant, Text
+from mtask.model.scheduling import clocks, expressions
+from mtask.model.scheduling.clocks import SECOND
 
 if TYPE_CHECKING:  # most processes compute no firing, so each trigger imports APScheduler when it does
     from apscheduler.triggers.base import BaseTrigger
@@ -27,9 +29,10 @@ _MILLISECOND = timedelta(milliseconds=1)
 _YEARS_AHEAD = 100
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: No cron fires earlier, because no year before 1970 can be named.
+_BEFORE_ALL = _EPOCH - clocks.REACH
 #: `last_firings` shortens a span of time that holds more firings than twice the wanted number plus this number.
 _SPARE = 8
-_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
 _trigger = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
@@ -42,6 +45,9 @@ def _whole(moment: datetime) -> datetime:
 
 class Cron(BaseModel):
     """Fires at each time that matches all fields. The fields describe the wall clock in one time zone.
+
+    A field holds numbers or names of months and weekdays, with ranges and steps: `5`, `1,15`, `mon-fri`, `*/2`,
+    `jan-jun/2`. `day` also takes `last`, and weekdays such as `2nd fri` and `last mon`.
 
     A field that is left out matches any value. There is one exception, as in APScheduler: a field that is left out
     matches only its first value if all given fields have longer units. So `Cron(hour="3")` means 03:00:00. The
@@ -68,7 +74,8 @@ class Cron(BaseModel):
     def _can_be_computed(self) -> Self:
         if not self.fields():
             raise ValueError("name at least one field, such as minute='*/5'")
-        self.computed()
+        clocks.zone(self.timezone)
+        expressions.numbered(self.fields())
         return self
 
     @classmethod
@@ -88,26 +95,12 @@ class Cron(BaseModel):
                 f"{expression!r} names days and weekdays: in a crontab that means either, here it would be both. "
                 "Use two schedules, or Cron(day=..., day_of_week=...) for both"
             )
-        fields["day_of_week"] = _named_weekdays(fields["day_of_week"])
+        fields["day_of_week"] = expressions.named_weekdays(fields["day_of_week"])
         return cls(**fields, timezone=timezone)
 
     def fields(self) -> dict[str, str]:
         """Return the fields that are set, the longest unit first."""
         return self.model_dump(exclude={"kind", "timezone"}, exclude_none=True)
-
-    def computed(self, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
-        """Return a trigger of APScheduler that searches until the end of `last_year`; raise ValueError."""
-        from apscheduler.triggers.cron import CronTrigger
-
-        try:
-            return CronTrigger(
-                **self.fields(),
-                timezone=_zone(self.timezone),
-                jitter=jitter_ms / 1000 or None,
-                end_date=None if last_year >= _LAST_YEAR else datetime(last_year, 12, 31, tzinfo=UTC),
-            )
-        except (TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
 
     def __str__(self) -> str:
         fields = self.fields()
@@ -129,15 +122,6 @@ class Every(BaseModel):
 
     kind: Literal["interval"] = "interval"
     interval_ms: Annotated[int, Field(ge=MIN_INTERVAL_MS, le=10 * 366 * 86_400_000)]
-
-    def computed(self, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
-        """Return a trigger of APScheduler that counts intervals from `anchor`."""
-        from apscheduler.triggers.interval import IntervalTrigger
-
-        length = timedelta(milliseconds=self.interval_ms)
-        return IntervalTrigger(
-            seconds=length / timedelta(seconds=1), start_date=anchor, timezone=UTC, jitter=jitter_ms / 1000 or None
-        )
 
     def __str__(self) -> str:
         left, parts = self.interval_ms, []
@@ -162,50 +146,35 @@ class Once(BaseModel):
 Trigger = Annotated[Cron | Every | Once, Field(discriminator="kind")]
 
 
-@lru_cache(maxsize=256)
-def _zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (LookupError, ValueError, OSError):
-        raise ValueError(f"{name!r} is no time zone: use a name such as 'Europe/Berlin', or 'UTC'") from None
+@lru_cache(maxsize=512)
+def _wall_times(trigger: Cron, last_year: int = _LAST_YEAR) -> BaseTrigger:
+    """Return a trigger of APScheduler that finds times of the wall clock until `last_year` ends. It calls them UTC."""
+    from apscheduler.triggers.cron import CronTrigger
 
-
-def _named_weekdays(field: str) -> str:
-    """Return a crontab's weekday field with names instead of numbers. APScheduler counts weekdays from Monday."""
-    named = []
-    for part in field.lower().split(","):
-        span, slash, step = part.partition("/")
-        first, dash, last = span.partition("-")
-        if slash and span == "*":
-            first, dash, last = "0", "-", "6"
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            named.append(part)
-            continue
-        stride = int(step) if step.isdecimal() else 0
-        start, end = int(first), int(last) if dash else 6 if slash else int(first)
-        if (slash and not stride) or not 0 <= start <= end <= len(_WEEKDAYS) - 1:
-            raise ValueError(f"{field!r} are no weekdays: use 0 to 7 (0 and 7 are Sunday), or sun to sat")
-        named += [_WEEKDAYS[day] for day in range(start, end + 1, stride or 1)]
-    return ",".join(dict.fromkeys(named))
+    return CronTrigger(
+        **expressions.numbered(trigger.fields()),
+        timezone=UTC,
+        end_date=None if last_year >= _LAST_YEAR else datetime(last_year, 12, 31, tzinfo=UTC),
+    )
 
 
 @lru_cache(maxsize=512)
-def _computed(trigger: Cron | Every, anchor: datetime, jitter_ms: int = 0, last_year: int = _LAST_YEAR) -> BaseTrigger:
-    if isinstance(trigger, Cron):
-        return trigger.computed(jitter_ms, last_year)
-    return trigger.computed(anchor, jitter_ms)
+def _intervals(trigger: Every, anchor: datetime, jitter_ms: int = 0) -> BaseTrigger:
+    """Return a trigger of APScheduler that counts intervals from `anchor`."""
+    from apscheduler.triggers.interval import IntervalTrigger
+
+    length = timedelta(milliseconds=trigger.interval_ms)
+    return IntervalTrigger(seconds=length / SECOND, start_date=anchor, timezone=UTC, jitter=jitter_ms / 1000 or None)
 
 
-def _last_year(trigger: Cron | Every, after: datetime) -> int:
+def _last_year(trigger: Cron, after: datetime) -> int:
     """Return the last year of the search for a cron's next firing.
 
     If the cron names years, the search is counted from the first named year that is not over.
     """
-    if not isinstance(trigger, Cron):
-        return _LAST_YEAR
     begin = after.year
     if trigger.year is not None:
-        first: Any = _computed(Cron(year=trigger.year), _EPOCH)
+        first: Any = _wall_times(Cron(year=trigger.year))
         found = first.get_next_fire_time(None, datetime(max(1, begin - 1), 1, 1, tzinfo=UTC))
         begin = begin if found is None else max(begin, found.year)
     # The result is the same for all years of a decade, so that one cached trigger serves the whole decade.
@@ -217,24 +186,50 @@ def next_firing(trigger: Cron | Every | Once, after: datetime, anchor: datetime)
     if isinstance(trigger, Once):
         return trigger.time if trigger.time > after else None
     try:
-        return _next_firing(trigger, after, anchor)
+        return _next_of_cron(trigger, after) if isinstance(trigger, Cron) else _next_of_every(trigger, after, anchor)
     except OverflowError:  # the firing would lie beyond the year 9999
         return None
 
 
-def _next_firing(trigger: Cron | Every, after: datetime, anchor: datetime) -> datetime | None:
-    computed: Any = _computed(trigger, anchor if isinstance(trigger, Every) else _EPOCH, 0, _last_year(trigger, after))
-    while (found := computed.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND)) is not None:
-        firing = _whole(found)
-        if isinstance(trigger, Every):
-            # APScheduler counts in inexact fractions of seconds. If the search begins exactly at a firing, APScheduler
-            # may skip that firing.
-            before = firing - timedelta(milliseconds=trigger.interval_ms)
-            return before if before > after and before >= anchor else firing
-        if firing.astimezone(found.tzinfo).replace(tzinfo=None) == found.replace(tzinfo=None):
-            return firing
-        after = firing  # the clocks skip this time, so the trigger does not fire
-    return None
+def _next_of_cron(trigger: Cron, after: datetime) -> datetime | None:
+    """Return the first firing later than `after`.
+
+    Between two shifts of the clocks, the wall clock runs as evenly as UTC. So a time of the wall clock that is found
+    with the offset of `begin` is right unless the clocks shift before it. If they do, the search goes on at the shift,
+    with the offset from then on. So it meets no time that the clocks skip, and it meets again the times that they
+    repeat.
+    """
+    where = clocks.zone(trigger.timezone)
+    times: Any = _wall_times(trigger, _last_year(trigger, after))
+    begin = max(after.astimezone(UTC), _BEFORE_ALL).replace(microsecond=0) + SECOND
+    searched: datetime | None = None
+    wall: datetime | None = None
+    while True:
+        offset = clocks.offset(where, begin)
+        local = begin + offset
+        # What a search has found holds for all searches that would begin before the found time.
+        if searched is None or local < searched or (wall is not None and local > wall):
+            searched, wall = local, times.get_next_fire_time(None, local)
+        near = begin + clocks.REACH
+        end = near if wall is None else min(near, wall - offset)
+        shift = clocks.first_shift(where, begin, end)
+        if shift is not None:
+            begin = shift
+        elif wall is None:
+            return None
+        elif end < near:
+            return end
+        else:
+            begin = max(near, wall - clocks.REACH)  # the shifts between these two repeat and skip nothing that fires
+
+
+def _next_of_every(trigger: Every, after: datetime, anchor: datetime) -> datetime | None:
+    times: Any = _intervals(trigger, anchor)
+    firing = _whole(times.get_next_fire_time(None, after.astimezone(UTC) + _MILLISECOND))
+    # APScheduler counts in inexact fractions of seconds. If the search begins exactly at a firing, APScheduler may skip
+    # that firing.
+    before = firing - timedelta(milliseconds=trigger.interval_ms)
+    return before if before > after and before >= anchor else firing
 
 
 def firings(trigger: Cron | Every | Once, after: datetime, anchor: datetime) -> Iterator[datetime]:
@@ -271,10 +266,10 @@ def last_firings(
     return found[-count:]
 
 
-def jittered(trigger: Cron | Every | Once, firing: datetime, anchor: datetime, jitter_ms: int) -> datetime:
+def jittered(trigger: Cron | Every | Once, firing: datetime, jitter_ms: int) -> datetime:
     """Return the time of the firing plus a random delay of up to `jitter_ms`."""
     if isinstance(trigger, Once) or not jitter_ms:
         return firing
-    computed: Any = _computed(trigger, anchor, jitter_ms)
-    found = computed.get_next_fire_time(None, firing - _MILLISECOND)
-    return firing if found is None else max(firing, _whole(found))
+    # APScheduler draws the delay. It is drawn for a firing at the epoch, so that one cached trigger serves all firings.
+    times: Any = _intervals(Every(interval_ms=MIN_INTERVAL_MS), _EPOCH, jitter_ms)
+    return firing + (_whole(times.get_next_fire_time(None, _EPOCH)) - _EPOCH)

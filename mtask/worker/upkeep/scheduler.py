@@ -285,9 +285,7 @@ class Scheduler:
             _remember(self._refused, schedule.id, schedule.revision)
 
     def _pending(self, schedule: Schedule, at: datetime) -> Pending:
-        return Pending(
-            fire_time=at, start_time=triggers.jittered(schedule.trigger, at, schedule.anchor, schedule.jitter_ms)
-        )
+        return Pending(fire_time=at, start_time=triggers.jittered(schedule.trigger, at, schedule.jitter_ms))
 
     def _firing(self, schedule: Schedule, pending: Pending) -> Firing:
         return Firing(pending, scheduling.new_task(schedule, pending.fire_time, pending.start_time))

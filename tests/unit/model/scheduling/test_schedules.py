@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -126,6 +127,15 @@ def test_once_that_was_missed_is_made_as_catch_up_says() -> None:
     assert schedule(Once(time=NOW), schedule_state={"last_fire_time": NOW}).first_firing(NOW + MINUTE) is None
 
 
+@pytest.mark.parametrize(("zone", "shift"), [("Europe/Berlin", "2026-03-29"), ("America/New_York", "2026-03-08")])
+def test_catching_up_makes_each_midnight_around_a_shift_of_the_clocks(zone: str, shift: str) -> None:
+    day = datetime.fromisoformat(shift).replace(tzinfo=ZoneInfo(zone))
+    midnights = [(day + timedelta(days=number)).astimezone(UTC) for number in range(-3, 4)]  # by the wall clock
+    made = plan(schedule(Cron.parse("0 0 * * *", zone), midnights[0], catch_up="all"), midnights[-1])
+    assert made is not None
+    assert list(made.firings) == midnights
+
+
 @pytest.mark.parametrize("trigger", [Every(interval_ms=600_000), Cron.parse("*/10 * * * *", "Pacific/Pago_Pago")])
 def test_times_at_the_ends_of_the_calendar_bound_nothing(trigger: Any) -> None:
     last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
@@ -136,7 +146,7 @@ def test_times_at_the_ends_of_the_calendar_bound_nothing(trigger: Any) -> None:
 
 def test_keys_are_told_apart_by_the_instant_alone() -> None:
     assert schedule().key_of(NOW) == "s/2026-03-02T12:00:00Z"
-    berlin = NOW.astimezone(Cron.parse("* * * * *", "Europe/Berlin").computed().timezone)
+    berlin = NOW.astimezone(ZoneInfo("Europe/Berlin"))
     assert schedule().key_of(berlin) == schedule().key_of(NOW)
     assert schedule().key_of(NOW + timedelta(milliseconds=5)) == "s/2026-03-02T12:00:00.005Z"
 
