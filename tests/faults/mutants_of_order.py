@@ -94,8 +94,8 @@ ORDER_MUTATIONS = (
         (f"{_LIMITS_TESTS}::test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too",),
     ),
     Mutation(
-        "tenants-tasks-have-no-order-over-all-workers",
-        "The first task that each worker knows of a tenant is the tenant's first one.",
+        "tenant-takes-all-permits-in-its-turn",
+        "All tasks of the tenant whose turn it is go before those of the others.",
         (
             Edit(
                 _STATEMENTS,
@@ -103,10 +103,7 @@ ORDER_MUTATIONS = (
                 "index = 0",
             ),
         ),
-        (
-            f"{_PERMITS_TESTS}::test_tasks_of_one_tenant_keep_their_order_over_all_workers",
-            f"{_PERMITS_TESTS}::test_one_request_takes_equal_turns_of_its_tenants",
-        ),
+        (f"{_PERMITS_TESTS}::test_one_request_takes_equal_turns_of_its_tenants",),
     ),
     Mutation(
         "holder-takes-the-permit-again",
