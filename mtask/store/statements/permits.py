@@ -256,11 +256,15 @@ def _without_granted() -> x.Expression:
 
 
 def _waits() -> x.Expression:
-    """Return the tasks of this worker that the pool lists from now on."""
+    """Return the tasks of this worker that the pool lists from now on, the best one first."""
     is_over = {"$in": ["$$task.task_id", {"$setUnion": ["$_got_ids", "$_under_way"]}]}
     refused = {"$filter": {"input": f"{_REQUEST}.wanted", "as": "task", "cond": {"$not": [is_over]}}}
     tasks = {"$concatArrays": [refused, "$_still_waiting"]}
-    return {"$cond": [{"$gt": [f"{_REQUEST}.kept", 0]}, _first(tasks, f"{_REQUEST}.kept"), []]}
+    # A task that another request of the worker asks for may be better than those of this one.
+    ranked = {"key": {"$ifNull": ["$$task.rank", x.literal(_LAST)]}, "task_id": "$$task.task_id", "task": "$$task"}
+    line = _in_order({"$map": {"input": tasks, "as": "task", "in": ranked}})
+    best = {"$map": {"input": _first(line, f"{_REQUEST}.kept"), "as": "each", "in": "$$each.task"}}
+    return {"$cond": [{"$gt": [f"{_REQUEST}.kept", 0]}, best, []]}
 
 
 def _first(tasks: x.Expression, count: x.Expression) -> x.Expression:
