@@ -250,7 +250,7 @@ class Limits:
             listed = (task for task in (*request.wanted, *request.waiting) if task.task_id not in answer.task_ids)
             self.pools.show(pool, [(task.tenant, order_of(task.rank)) for task in listed if task.rank is not None])
         if not answer.is_full:
-            self._open({pool: inf})  # not `_let_ask`: the tasks that have just got their permits still count as asking
+            self._let_ask({pool: inf})
             return
         now = monotonic()
         state.budget = 0
@@ -437,25 +437,20 @@ class Limits:
 
         Where others wait, one request is made after the other: two at once would compete for the same permits.
         """
-        states = self.pools.states
-        asking = self._asking() if any(pool in states and states[pool].is_listed for pool in counts) else set()
-        opened: dict[PermitPool, float] = {}
+        if not counts or self._is_closed:
+            return
+        contended = [state for pool in counts if (state := self.pools.states.get(pool)) is not None and state.is_listed]
+        asking = self._asking() if contended else set()
+        opened = []
         for pool, count in counts.items():
-            state = states.get(pool)
+            state = self.pools.states.get(pool)
             if state is not None and state.is_listed and pool in asking:
                 state.news += 1
                 state.coming = max(state.coming, int(min(count, MAX_WAITING)))
             else:
-                opened[pool] = count
-        self._open(opened)
-
-    def _open(self, counts: Mapping[PermitPool, float]) -> None:
-        """Let more tasks ask these pools at once, this number of each."""
-        if not counts or self._is_closed:
-            return
-        for pool, count in counts.items():
-            self.pools.give([pool], max(count, self.windows.least_asked(pool)))
-        self.windows.reopen(counts)
+                self.pools.give([pool], max(count, self.windows.least_asked(pool)))
+                opened.append(pool)
+        self.windows.reopen(opened)
         self._scope.signals.room_made.send()
 
     def _asking(self) -> set[PermitPool]:
