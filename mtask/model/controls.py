@@ -138,6 +138,8 @@ class PermitPoolDocument(BaseModel):
         Text, Field(alias="_id")
     ]  #: a JSON list: the queue, the limit_key and the tenant. What comes last and is null is left out.
     starts: list[Start] = Field(default_factory=list)
+    #: The times of further starts: of those that have begun, except where tenants take turns.
+    start_times: list[Any] | None = None
     running: list[Running] = Field(default_factory=list)
     concurrency: Any = None  #: the most runs at once, as the last request has it
     left: Any = None  #: the number of permits that the last request has left
