@@ -113,6 +113,7 @@ class Waiting(BaseModel):
 
     worker_id: Text
     until: Any = None  #: an instant: the entry holds until then
+    has_room: Any = None  #: whether the worker had room for more runs when it asked
     #: The best tasks, at most 100: {task_id, is_single, tenant, rank}. The rank is a list: 0 if the task was
     #: interrupted, else 1; its priority, negated; its stored next_preempt_time.
     tasks: Any = None

@@ -84,7 +84,12 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
     is_fair = any(request["is_fair"] for request in requests.values())
     is_timed = any(request["starts"] is not None for request in requests.values())
     mine = {"$arrayElemAt": [x.literal([*requests.values()]), {"$indexOfArray": [x.literal([*requests]), "$_id"]}]}
-    own = {"worker_id": x.literal(worker_id), "until": x.add_ms(x.NOW, WAIT_MS), "tasks": "$_waits"}
+    own = {
+        "worker_id": x.literal(worker_id),
+        "until": x.add_ms(x.NOW, WAIT_MS),
+        "has_room": {"$gt": [f"{_REQUEST}.at_hand", 0]},
+        "tasks": "$_waits",
+    }
     turns = _sound_turns(f"{_REQUEST}.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}
     names = (
         "request",
@@ -503,12 +508,12 @@ def _calling(free: x.Expression, own: x.Expression, at_hand: int | str) -> list[
     in_order = {"$cond": [{"$isArray": ["$turns"]}, _in_turns(every), _in_order(every)]}
     mine = {"$cond": [{"$gt": [at_hand, 0]}, _first(_all_tasks("$_mine", "$$worker.tasks"), at_hand), []]}
     first = _with({"mine": mine}, {"$setDifference": [_ids(_first(in_order, "$_free")), _ids("$$mine")]})
-    # Several workers may list the same task: the one that has asked last is called.
+    # Several workers may list the same task: one is called, that had room for more, and has asked last.
     theirs = _ids("$$this.tasks")
     has_one = {"$ne": [{"$setIntersection": [theirs, "$$value.first"]}, []]}
     called = {
         "$reduce": {
-            "input": {"$sortArray": {"input": "$waiting", "sortBy": {"until": -1}}},
+            "input": {"$sortArray": {"input": "$waiting", "sortBy": {"has_room": -1, "until": -1}}},
             "initialValue": {"first": first, "names": []},
             "in": {
                 "$cond": [

@@ -59,7 +59,7 @@ _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
 #: The time between the requests of workers that wait for the same starts, in seconds: the mean.
 _SPREAD = 0.03
 #: The first and the longest pause of a worker all of whose tasks others have just taken, in seconds.
-_STEP_ASIDE, _MAX_STEP_ASIDE = 0.05, 0.4
+_STEP_ASIDE, _MAX_STEP_ASIDE = 0.05, 0.3
 #: The number of requests in a row that may follow each other at once where tenants take turns.
 _AT_ONCE = 2
 #: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
