@@ -143,7 +143,7 @@ class Caller:
                 arguments[handler.context_parameter] = context
             if handler.is_async:
                 coroutine = handler.function(**arguments)
-                called.returned = await (coroutine if run.on_begin is None else _Beginning(coroutine, run.on_begin))
+                called.returned = await (coroutine if run.on_begin is None else Beginning(coroutine, run.on_begin))
             else:
                 function: Callable[[], Any] = partial(handler.function, **arguments)
                 if run.on_begin is not None:
@@ -155,7 +155,7 @@ class Caller:
             called.raised = error
 
 
-class _Beginning(Generator[Any, Any, Any]):
+class Beginning(Generator[Any, Any, Any]):
     """Awaits a coroutine, and tells when its first step is over.
 
     The system may take the processor away between any two lines. So what is told before the first line of the handler
@@ -169,6 +169,7 @@ class _Beginning(Generator[Any, Any, Any]):
     __await__ = Generator.__iter__
 
     def send(self, value: Any) -> Any:
+        """Run the next step."""
         try:
             return self._coroutine.send(value)
         finally:
@@ -177,6 +178,7 @@ class _Beginning(Generator[Any, Any, Any]):
                 self._on_begin = None
 
     def throw(self, *error: Any) -> Any:
+        """Raise an exception in the coroutine."""
         return self._coroutine.throw(*error)
 
 
