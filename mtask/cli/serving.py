@@ -28,6 +28,7 @@ from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import fields, start_logging
 from mtask.worker.logkeeping.options import read_options as read_log_options
 from mtask.worker.options import WorkerOptions
+from mtask.worker.signals import handle_ends
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.upkeep.systemd import VARIABLES, Service, service_of
 from mtask.worker.worker import Worker
@@ -199,10 +200,7 @@ def _serve(worker: Worker) -> None:
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # These signal handlers run even while a task's handler blocks the event loop. Those of
-            # `loop.add_signal_handler` do not.
-            signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
+        handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
         job = loop.create_task(worker.run())
         while True:
             try:

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Coroutine
@@ -39,6 +38,7 @@ from mtask.worker.running.outcomes import failed
 from mtask.worker.running.runner import late_value
 from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
+from mtask.worker.signals import handle_ends
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 #: The number of new objects between two garbage collections, as in a worker.
@@ -235,8 +235,7 @@ def run() -> None:
     os.set_inheritable(descriptor, False)  # a command of a handler must not hold the socket
     # SIGTERM is for the processes that handlers have started. To this process, the worker sends a message.
     # A function and not SIG_IGN: the processes that handlers start do not inherit it.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    handle_ends(lambda *_: None)
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         job = runner.get_loop().create_task(_main(app_path, descriptor))
