@@ -181,7 +181,7 @@ class Assembly:
             executors,
             Observers(self.app.tracer, keeper),
         )
-        runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
+        runner = Runner(scope, pinger, limits, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(
