@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import pytest
 
 from mtask.model.options import TaskOptions
-from tests.workers import Stage, runs_of
+from tests.acceptance.app import EVENTS_VARIABLE
+from tests.mongo import PATIENCE
+from tests.workers import APP, Stage, runs_of
 
 FORKING = "tests.acceptance.forking_app:app"
 ONCE: TaskOptions = {"max_unexpected_retries": 0}
@@ -24,3 +35,57 @@ def test_process_that_a_handler_forks_has_default_signals_from_its_first_instant
     assert run["returns"] == [-15], "a signal that came before the child had its own handlers is not lost"
     worker.terminate()
     assert worker.wait() == 0, "the worker itself still handles its signals"
+
+
+@contextmanager
+def terminal(stage: Stage, *flags: str, before: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start a worker in a terminal; yield its process and the far end of the terminal, which closes it."""
+    far, near = os.openpty()
+    command = [sys.executable, "-m", "mtask.cli.worker", APP, "--worker-id", "A", "--shutdown-timeout", "0.2"]
+    process = subprocess.Popen(
+        [*before, *command, "--database", stage.database, *flags],
+        stdin=near,
+        stdout=near,
+        stderr=near,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        env={**os.environ, "MTASK_URI": stage.worker_uri, EVENTS_VARIABLE: str(stage.events.path)},
+    )
+    os.close(near)
+    try:
+        yield process, far
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+
+
+def held(stage: Stage, worker_id: str) -> str:
+    """Publish a task that goes on until the gate opens; return its id once this worker runs it."""
+    task_id = stage.client.publish("hold", {"gate": stage.gate()}, key="held", specific_worker_ids=[worker_id]).task_id
+    stage.wait_run(task_id, worker_id)
+    return task_id
+
+
+@pytest.mark.parametrize(("flags", "worker_id"), [((), "A"), (("--processes", "2"), "A-0")])
+def test_worker_whose_terminal_is_closed_hands_its_runs_back(
+    stage: Stage, flags: Sequence[str], worker_id: str
+) -> None:
+    with terminal(stage, *flags) as (process, far):
+        task_id = held(stage, worker_id)
+        os.close(far)
+        assert process.wait(PATIENCE) == 0
+    state = stage.document(task_id)["task_state"]
+    assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
+    assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
+    ended = stage.worker_document(worker_id)
+    assert ended is not None
+    assert ended["status"] == "stopped"
+
+
+def test_worker_under_nohup_goes_on_without_its_terminal(stage: Stage) -> None:
+    with terminal(stage, before=["nohup"]) as (process, far):
+        task_id = held(stage, "A")
+        os.close(far)
+        process.send_signal(signal.SIGHUP)  # the terminal's own may come later
+        stage.open_gate()
+        assert [run["status"] for run in runs_of(stage.wait_status(task_id, "SUCCESS"))] == ["SUCCESS"]

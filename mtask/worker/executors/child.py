@@ -233,7 +233,7 @@ def run() -> None:
     end_with_parent(parent)
     be_killed_first()
     os.set_inheritable(descriptor, False)  # a command of a handler must not hold the socket
-    # SIGTERM is for the processes that handlers have started. To this process, the worker sends a message.
+    # Signals are for the processes that handlers have started. To this process, the worker sends a message.
     # A function and not SIG_IGN: the processes that handlers start do not inherit it.
     handle_ends(lambda *_: None)
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
