@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from mtask.errors import InvalidInput, shown
-from mtask.logs import FIELDS, RUN, fields, without_passwords
+from mtask.logs import FIELDS, RUN, SureLogger, fields, without_passwords
 
 __all__ = ["FieldFormatter", "JsonFormatter", "LogFormat", "fields", "logger", "start_logging"]
 
 LogFormat = Literal["text", "json"]
-logger = logging.getLogger("mtask.worker")
+logger = SureLogger("mtask.worker")
 
 #: A log that is sent over the network takes lines of a limited length. A longer text is cut, in characters.
 _MAX_MESSAGE, _MAX_EXCEPTION = 64 * 1024, 64 * 1024

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from mtask.worker.log import fields, logger
-from mtask.worker.signals import handle_ends
+from mtask.worker.process import handle_ends
 from mtask.worker.upkeep.systemd import Service
 
 _PAUSE, _MAX_PAUSE = 0.5, 30.0

@@ -108,8 +108,8 @@ class Runner:
             else:
                 self._release(run)
         except BaseException:
-            logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
             self._pinger.release(run)
+            logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
         finally:
             # The traceback of the exception refers to this frame. Only the cycle collector would free such a cycle.
             called.raised = None

@@ -8,7 +8,7 @@ import sys
 
 _PROGRAM = """
 import signal
-from mtask.worker.signals import handle_ends
+from mtask.worker.process import handle_ends
 handle_ends(lambda number, frame: print(signal.Signals(number).name, flush=True))
 print("ready", flush=True)
 while True:

@@ -1,15 +1,19 @@
-"""The signals of a process that runs handlers. Processes that its handlers fork do not inherit them.
-
-Else such a process would take SIGTERM for its parent, and nobody could end it but by SIGKILL.
-"""
+"""What a process has that runs handlers, a worker or an executor: its signals, its loop's errors, and its exit."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+from typing import Any, NoReturn
+
+from mtask.worker.log import fields, logger
 
 #: The signals that ask a process to end. A closed terminal sends SIGHUP.
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -19,7 +23,8 @@ def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
     """Let this process call `handler` when a signal asks it to end. A process under `nohup` ignores SIGHUP as before.
 
     Call this once in a process, in its main thread. The handler runs even while a handler of tasks blocks the event
-    loop; those of `loop.add_signal_handler` do not.
+    loop; those of `loop.add_signal_handler` do not. Processes that handlers fork do not inherit it: else SIGTERM would
+    not end them.
     """
     has_hung_up = False
 
@@ -49,3 +54,25 @@ def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
         after()
 
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
+
+
+def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback of the event loop has raised, as asyncio does.
+
+    If a log handler of the app raises then, asyncio would let that end the loop.
+    """
+    try:
+        loop.default_exception_handler(context)
+    except Exception:
+        error = context.get("exception")
+        logger.error("a callback failed", extra=fields(reason=context.get("message")), exc_info=error)
+
+
+def exit_now(code: int = 0) -> NoReturn:
+    """Exit without waiting for the threads, whatever the app's log handlers and closed streams raise."""
+    try:
+        for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+            with suppress(Exception):
+                flush()
+    finally:
+        os._exit(code)
