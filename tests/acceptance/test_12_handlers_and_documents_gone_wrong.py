@@ -82,6 +82,7 @@ def test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worke
         # A coroutine turns StopIteration into a RuntimeError that names it.
         assert raised in run["fail_reason"] or raised.endswith("Iteration"), run["fail_reason"]
         assert len(run["fail_reason"]) <= 3000
+    assert max(map(len, worker.log.splitlines())) < 200_000, "the 10 MB are not in the log"
     for number in range(20):
         stage.wait_status(f"noop:beside/{number}", "SUCCESS")
     assert_works(stage, worker)

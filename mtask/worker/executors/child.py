@@ -19,7 +19,7 @@ from mtask.app.app import App
 from mtask.app.hooks import Started
 from mtask.app.loader import load_app
 from mtask.errors import LeaseLost, RunCanceled
-from mtask.logs import RUN
+from mtask.logs import RUN, first_of
 from mtask.model.encryption.encryption import Encryption
 from mtask.store.driver.translate import scrubbed
 from mtask.store.encryption.sealer import Sealer
@@ -34,7 +34,7 @@ from mtask.worker.process import exit_now, handle_ends, handle_loop_error
 from mtask.worker.running.caller import Called, Caller, Observers
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
-from mtask.worker.running.outcomes import failed
+from mtask.worker.running.outcomes import MAX_REASON, failed
 from mtask.worker.running.runner import late_value
 from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
@@ -108,7 +108,7 @@ class Child:
             self._started = app.hooks.begin()
             await self._started.start()
         except BaseException as error:
-            reason = scrubbed(f"{type(error).__name__}: {error}")
+            reason = scrubbed(first_of(f"{type(error).__name__}: {error}", MAX_REASON))
             self._channel.send({"kind": "unready", "reason": reason})
             exit_now(1)
         worker_id = hello["worker_id"]
