@@ -229,17 +229,14 @@ class Worker:
         self._set_status(WorkerStatus.STOPPED)
         await parts.registrar.leave(heartbeat(parts.scope))
 
-    def _started_pulse(self, parts: Parts) -> Pulse | None:
-        """Start the pulse, if anybody watches this worker."""
+    def _started_pulse(self, parts: Parts) -> Pulse:
         path, service = self._options.health_file, self._options.service
         witnesses: list[Witness] = [] if path is None else [HealthFile(path)]
         interval = INTERVAL
         if service is not None:
             witnesses.append(ServiceWitness(service))
             interval = min(interval, service.interval or interval)
-        if not witnesses:
-            return None
-        pulse = Pulse(self.worker_id, self._vitals, parts.pinger, witnesses, interval)
+        pulse = Pulse(parts.scope, parts.pinger, witnesses, interval)
         pulse.start()
         return pulse
 

@@ -137,6 +137,22 @@ def test_handler_that_blocks_the_event_loop_past_the_lease_keeps_it_and_no_one_e
     assert len(stage.events.starts(blocking.task_id)) == 1
 
 
+@pytest.mark.parametrize(("handler", "at"), [("hold_blocking", "in hold_blocking"), ("blocks_beside", "in block_for")])
+def test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks(
+    stage: Stage, handler: str, at: str
+) -> None:
+    worker = start(stage, "A")
+    task_id = stage.client.publish(handler, {"gate": stage.gate()}, key="1").task_id
+    (line,) = eventually(lambda: [one for one in worker.log.splitlines() if "event loop is blocked" in one])
+    assert " WARNING " in line
+    assert at in line
+    if handler == "hold_blocking":
+        assert f"task={task_id} " in line
+    stage.open_gate()
+    stage.wait_status(task_id, "SUCCESS")
+    assert_works(stage, worker)
+
+
 @pytest.mark.parametrize("handler", ["returns", "returns_plain"])
 def test_handler_that_returns_what_bson_cannot_hold_fails_with_that_reason_and_is_not_tried_again(
     stage: Stage, handler: str
