@@ -10,6 +10,7 @@ import sys
 import termios
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -85,7 +86,10 @@ def test_worker_whose_terminal_is_closed_hands_its_runs_back(
 def test_worker_under_nohup_goes_on_without_its_terminal(stage: Stage) -> None:
     with terminal(stage, before=["nohup"]) as (process, far):
         task_id = held(stage, "A")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        assert ignored & 1 << (signal.SIGHUP - 1), "as nohup has it"
         os.close(far)
-        process.send_signal(signal.SIGHUP)  # the terminal's own may come later
         stage.open_gate()
         assert [run["status"] for run in runs_of(stage.wait_status(task_id, "SUCCESS"))] == ["SUCCESS"]
+        stage.wait_status(stage.client.publish("noop", key="afterwards").task_id, "SUCCESS")
