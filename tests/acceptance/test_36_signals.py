@@ -17,7 +17,7 @@ import pytest
 from mtask.model.options import TaskOptions
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.mongo import PATIENCE
-from tests.workers import APP, Stage, runs_of
+from tests.workers import APP, ROOT, Stage, runs_of
 
 FORKING = "tests.acceptance.forking_app:app"
 ONCE: TaskOptions = {"max_unexpected_retries": 0}
@@ -50,7 +50,13 @@ def terminal(stage: Stage, *flags: str, before: Sequence[str] = ()) -> Iterator[
         stderr=near,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        env={**os.environ, "MTASK_URI": stage.worker_uri, EVENTS_VARIABLE: str(stage.events.path)},
+        cwd=stage.folder,  # nohup writes a file there
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MTASK_URI": stage.worker_uri,
+            EVENTS_VARIABLE: str(stage.events.path),
+        },
     )
     os.close(near)
     try:
