@@ -13,8 +13,8 @@ from mtask.errors import MtaskError
 
 _HELP = """Run tasks: find due tasks, claim them, call their handlers, write the results.
 
-APP is package.module:app, an mtask.App with handlers. On SIGTERM or SIGINT the worker claims nothing more, finishes its
-runs within --shutdown-timeout, hands back the rest and exits with 0. A second signal ends it at once.
+APP is package.module:app, an mtask.App with handlers. On SIGTERM, SIGINT or SIGHUP the worker claims nothing more,
+finishes its runs within --shutdown-timeout, hands back the rest and exits with 0. A second signal ends it at once.
 
 Each flag can be set in the environment (MTASK_URI, MTASK_CONCURRENCY, ...) or in .env; flags win.
 
