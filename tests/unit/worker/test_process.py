@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 _PROGRAM = """
+import os
 import signal
 from mtask.worker.process import handle_ends
-handle_ends(lambda number, frame: print(signal.Signals(number).name, flush=True))
+handle_ends(lambda number, frame: os.write(1, f"{signal.Signals(number).name}\\n".encode()))
 print("ready", flush=True)
 while True:
     signal.pause()
