@@ -99,7 +99,7 @@ ORDER_MUTATIONS = (
         (
             Edit(
                 _STATEMENTS,
-                'index = {"$subtract": ["$$place", {"$indexOfArray": ["$$line.of", "$$each.of"]}]}',
+                'index = {"$subtract": ["$$place", {"$indexOfArray": ["$$tenants", "$$each.of"]}]}',
                 "index = 0",
             ),
         ),

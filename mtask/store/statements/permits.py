@@ -246,7 +246,10 @@ def _rivals(*, is_fair: bool) -> x.Expression:
     # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
     own = [{"$cond": [f"{_REQUEST}.is_fair", _keyed("$_still_waiting"), []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
-    every = {"$setUnion": [_all_tasks("$waiting", _keyed("$$worker.tasks")), *own]}
+    tasks: x.Expression = "$$worker.tasks"
+    if not is_fair:  # the best ones come first, and no more of them matter
+        tasks = _first(tasks, {"$add": ["$_free", {"$size": f"{_REQUEST}.wanted"}]})
+    every = {"$setUnion": [_all_tasks("$waiting", _keyed(tasks)), *own]}
     is_mine = {"$in": ["$$task.task_id", "$$mine"]}
     others = {"$filter": {"input": every, "as": "task", "cond": {"$not": [is_mine]}}}
     return _with({"mine": _ids(f"{_REQUEST}.wanted")}, others)
@@ -459,18 +462,19 @@ def _in_turns(entries: x.Expression) -> x.Expression:
     by_tenant = {"$map": {"input": entries, "as": "task", "in": {"of": "$$task.tenant", "task": "$$task"}}}
     begins, priority, time = ({"$arrayElemAt": ["$$each.task.key", place]} for place in range(3))
     # How many tasks of the tenant go before this one.
-    index = {"$subtract": ["$$place", {"$indexOfArray": ["$$line.of", "$$each.of"]}]}
-    tenant = {"$indexOfArray": ["$turns.tenant", "$$each.of"]}
-    last = {"$cond": [{"$gte": [tenant, 0]}, {"$arrayElemAt": ["$turns.turn", tenant]}, 0]}
+    index = {"$subtract": ["$$place", {"$indexOfArray": ["$$tenants", "$$each.of"]}]}
+    tenant = {"$indexOfArray": ["$$known", "$$each.of"]}
+    last = {"$cond": [{"$gte": [tenant, 0]}, {"$arrayElemAt": ["$$turns", tenant]}, 0]}
     entry = {"$mergeObjects": ["$$each.task", {"key": [begins, index, last, priority, time]}]}
     turned = {
         "$map": {
             "input": {"$range": [0, {"$size": "$$line"}]},
             "as": "place",
-            "in": {"$let": {"vars": {"each": {"$arrayElemAt": ["$$line", "$$place"]}}, "in": entry}},
+            "in": _with({"each": {"$arrayElemAt": ["$$line", "$$place"]}}, entry),
         }
     }
-    return _in_order({"$let": {"vars": {"line": _in_order(by_tenant)}, "in": turned}})
+    shared = {"tenants": "$$line.of", "known": "$turns.tenant", "turns": "$turns.turn"}
+    return _in_order(_with({"line": _in_order(by_tenant)}, _with(shared, turned)))
 
 
 def _sound_turns(is_fair: x.Expression) -> Document:
@@ -504,8 +508,12 @@ def _calling(free: x.Expression, own: x.Expression, at_hand: int | str) -> list[
     `own`: the entry of the worker itself. It is not called, and nobody else is for the first `at_hand` tasks that it
     lists, because it asks for them now. If it is the only one, nobody hears of the update.
     """
-    every = {"$setUnion": [_all_tasks("$waiting", _keyed("$$worker.tasks")), _keyed("$$mine")]}
-    in_order = {"$cond": [{"$isArray": ["$turns"]}, _in_turns(every), _in_order(every)]}
+
+    def every(tasks: x.Expression) -> x.Expression:
+        return {"$setUnion": [_all_tasks("$waiting", _keyed(tasks)), _keyed("$$mine")]}
+
+    best = every(_first("$$worker.tasks", "$_free"))  # the best ones come first
+    in_order = {"$cond": [{"$isArray": ["$turns"]}, _in_turns(every("$$worker.tasks")), _in_order(best)]}
     mine = {"$cond": [{"$gt": [at_hand, 0]}, _first(_all_tasks("$_mine", "$$worker.tasks"), at_hand), []]}
     first = _with({"mine": mine}, {"$setDifference": [_ids(_first(in_order, "$_free")), _ids("$$mine")]})
     # Several workers may list the same task: one is called, that had room for more, and has asked last.

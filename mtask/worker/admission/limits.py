@@ -118,6 +118,8 @@ class Limits:
         #: The starts that are to be stored, each with its pools and its time, in seconds of the server's clock.
         self._begun: list[tuple[tuple[str, str], Sequence[PermitPool], float]] = []
         self._storing: asyncio.TimerHandle | None = None
+        #: One update of pools at a time. Two would change the same documents, and the server would make one again.
+        self._turn = asyncio.Lock()
         self._giving = asyncio.Event()
         self._wake = asyncio.Event()
         #: The tasks that were taken from the windows and have no answer yet. They still wait.
@@ -189,14 +191,18 @@ class Limits:
                 requests = self._requests.of(wanted.values(), kind, now)
                 if not requests:
                     continue
-                news = {}
-                for request in requests:
-                    state = self.pools.state(request.pool)
-                    state.withdraw_at, news[request.pool] = inf, state.news
-                    state.asks += 1
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
-                answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
+                async with self._turn:
+                    news = {}
+                    for request in requests:
+                        state = self.pools.state(request.pool)
+                        state.withdraw_at, news[request.pool] = inf, state.news
+                        state.asks += 1
+                    returned = [held for held in self._to_give_back if held.pool in news]
+                    take = permits.take(requests, self._worker_id, token, [*gone, *returned])
+                    answers = await self._store.run(take)
+                    self._to_give_back = [held for held in self._to_give_back if held not in returned]
                 for request in requests:
                     answer = answers.get(request.pool, permits.NONE)
                     claim_by = min(filter(None, (claim_by, answer.claim_by)), default=None)
@@ -321,7 +327,8 @@ class Limits:
             return
         runs = [(task_id, admitted.token) for task_id in gone]
         try:
-            await self._store.run(permits.settle(pools, self._worker_id, {}, runs, self._requests.room))
+            async with self._turn:
+                await self._store.run(permits.settle(pools, self._worker_id, {}, runs, self._requests.room))
         except DatabaseError as error:
             logger.warning(
                 "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=str(error))
@@ -384,19 +391,19 @@ class Limits:
         while not self._is_stopping or self._to_give_back or self._begun:
             await self._giving.wait()
             self._giving.clear()
-            if self._begun:
-                await self._store_begun()
-            held, self._to_give_back = self._to_give_back, []
-            if not held:
-                continue
-            try:
-                await self._store.run(permits.give_back(held, self._worker_id, self._requests.room))
-            except DatabaseError as error:
-                # The permits are not lost. The search for dead runs will find that the runs of these permits are
-                # closed.
-                logger.warning(
-                    "permits not given back: they are reclaimed later", extra=fields(runs=len(held), reason=str(error))
-                )
+            async with self._turn:
+                if self._begun:
+                    await self._store_begun()
+                held, self._to_give_back = self._to_give_back, []
+                if not held:
+                    continue
+                try:
+                    await self._store.run(permits.give_back(held, self._worker_id, self._requests.room))
+                except DatabaseError as error:
+                    # The permits are not lost. The search for dead runs will find that the runs of these permits are
+                    # closed.
+                    fate = fields(runs=len(held), reason=str(error))
+                    logger.warning("permits not given back: they are reclaimed later", extra=fate)
             pools = Counter(entry.pool for entry in held)
             for pool in pools:
                 self._see_to(pool)
@@ -521,7 +528,8 @@ class Limits:
         if requests:
             states = self.pools.states
             asks = {request.pool: states[request.pool].asks for request in requests}
-            await self._store.run(permits.take(requests, self._worker_id, "none"))
+            async with self._turn:
+                await self._store.run(permits.take(requests, self._worker_id, "none"))
             # A request that was sent meanwhile may have come first, and what it listed is gone.
             again = [pool for pool, count in asks.items() if pool in states and states[pool].asks != count]
             self._let_ask(dict.fromkeys(again, 1))
