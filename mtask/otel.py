@@ -17,7 +17,6 @@ The spans follow the semantic conventions for messaging: `publish QUEUE` (PRODUC
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from mtask.app.middleware import FinishCall, RunCall
 from mtask.app.tracing import FiredTask
 from mtask.client.asking.publication import TaskSpec, current_trace
 from mtask.errors import InvalidInput, LeaseLost, Retry, RunCanceled
-from mtask.logs import without_passwords
+from mtask.logs import first_of, last_of, traceback_of
 from mtask.model.documents import DEFAULT_QUEUE, Task
 from mtask.model.handling.handlers import handler_of
 from mtask.model.handling.middleware import Around
@@ -52,6 +51,7 @@ Step = Generator[None, Any, None]
 _W3C = TraceContextTextMapPropagator()
 #: The most characters of an exception's text in a span.
 _MAX_TEXT = 2000
+_MAX_TRACE = 64 * 1024
 
 
 def instrument(app: App, *, linked: bool = True, tracer_provider: TracerProvider | None = None) -> None:
@@ -277,7 +277,7 @@ def _fail(span: Span, error: BaseException) -> None:
         return
     kind = getattr(error, "error_type", None) or type(error).__qualname__
     try:
-        text = without_passwords(str(error))[:_MAX_TEXT]
+        text = first_of(str(error), _MAX_TEXT)
     except Exception:
         text = "(its text cannot be read)"
     span.set_attribute("error.type", kind)
@@ -288,4 +288,4 @@ def _fail(span: Span, error: BaseException) -> None:
 
 
 def _trace_text(error: BaseException) -> str:
-    return without_passwords("".join(traceback.format_exception(error)))
+    return last_of(traceback_of(error), _MAX_TRACE)

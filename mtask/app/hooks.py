@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
 
 from mtask.errors import HandlerError, MtaskError
-from mtask.logs import fields
+from mtask.logs import SureLogger, fields
 from mtask.model.handling.middleware import name_of
 
-logger = logging.getLogger("mtask.app")
+logger = SureLogger("mtask.app")
 
 Hook = Callable[[], Any]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import gc
-import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
@@ -25,9 +23,10 @@ from mtask.settings import Settings, read_settings, read_systemd
 from mtask.store.driver import connect
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
-from mtask.worker.log import fields, start_logging
+from mtask.worker.log import fields, logger, start_logging
 from mtask.worker.logkeeping.options import read_options as read_log_options
 from mtask.worker.options import WorkerOptions
+from mtask.worker.process import exit_now, handle_ends, handle_loop_error
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.upkeep.systemd import VARIABLES, Service, service_of
 from mtask.worker.worker import Worker
@@ -92,7 +91,7 @@ def _metrics(settings: Settings, worker: Worker) -> Iterator[None]:
 
     host = settings.metrics_host
     with serving.serving(host, settings.metrics_port, make, exposition.CONTENT_TYPE) as port:
-        logging.getLogger("mtask.worker").info("metrics served", extra=fields(host=host, port=port))
+        logger.info("metrics served", extra=fields(host=host, port=port))
         yield
 
 
@@ -118,7 +117,7 @@ def _options(settings: Settings) -> WorkerOptions:
         scheduler=settings.scheduler,
         worker_id=settings.worker_id,
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
-        hard_exit=_exit_now,
+        hard_exit=exit_now,
         callbacks=_callbacks(settings),
         health_file=settings.health_file,
         service=_service(),
@@ -199,10 +198,8 @@ def _serve(worker: Worker) -> None:
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # These signal handlers run even while a task's handler blocks the event loop. Those of
-            # `loop.add_signal_handler` do not.
-            signal.signal(number, lambda got, _frame: worker.stop(signal.Signals(got).name))
+        loop.set_exception_handler(handle_loop_error)
+        handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
         job = loop.create_task(worker.run())
         while True:
             try:
@@ -211,16 +208,8 @@ def _serve(worker: Worker) -> None:
             except (SystemExit, KeyboardInterrupt):
                 # A handler started an asyncio task, and this asyncio task called sys.exit. Only the asyncio task ends,
                 # not the worker.
-                logging.getLogger("mtask.worker").exception("a handler's own task tried to exit the process")
+                logger.exception("a handler's own task tried to exit the process")
                 if job.done():
                     raise
         if worker.has_stuck_threads:
-            _exit_now(0)
-
-
-def _exit_now(code: int) -> NoReturn:
-    """Exit without waiting for the threads. The worker has handed back the runs in those threads."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+            exit_now()  # the worker has handed back the runs in those threads

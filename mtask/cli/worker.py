@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,8 @@ from mtask.errors import MtaskError
 
 _HELP = """Run tasks: find due tasks, claim them, call their handlers, write the results.
 
-APP is package.module:app, an mtask.App with handlers. On SIGTERM or SIGINT the worker claims nothing more, finishes its
-runs within --shutdown-timeout, hands back the rest and exits with 0. A second signal ends it at once.
+APP is package.module:app, an mtask.App with handlers. On SIGTERM, SIGINT or SIGHUP the worker claims nothing more,
+finishes its runs within --shutdown-timeout, hands back the rest and exits with 0. A second signal ends it at once.
 
 Each flag can be set in the environment (MTASK_URI, MTASK_CONCURRENCY, ...) or in .env; flags win.
 
@@ -177,6 +179,19 @@ def run() -> None:
         lines = "\n".join(clean(line) for line in scrubbed(str(error)).splitlines())
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints
         sys.exit(error.exit_code)
+    finally:
+        _leave_closed_streams()
+
+
+def _leave_closed_streams() -> None:
+    """Let the interpreter flush its streams when it exits. If their terminal is closed, it would exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

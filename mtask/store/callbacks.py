@@ -7,7 +7,6 @@ off. So a process that dies between the two loses nothing, and the next one publ
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtask.errors import WorkersTooOld
-from mtask.logs import fields
+from mtask.logs import SureLogger, fields
 from mtask.model.callbacks import callback as rules
 from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, OwedCallback, TaskIdentity
 from mtask.model.options import build_option
@@ -31,7 +30,7 @@ from mtask.store.statements import requests
 from mtask.store.statements.filters import NEXT
 
 Document = dict[str, Any]
-logger = logging.getLogger("mtask.store")
+logger = SureLogger("mtask.store")
 #: The most tasks that one call settles.
 BATCH = 500
 _EXAMPLES = 5

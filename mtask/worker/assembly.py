@@ -181,7 +181,7 @@ class Assembly:
             executors,
             Observers(self.app.tracer, keeper),
         )
-        runner = Runner(scope, pinger, limits, finisher, caller, settler, successes)
+        runner = Runner(scope, pinger, limits, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(
@@ -282,7 +282,7 @@ class Assembly:
 def _connect(parts: Parts) -> None:
     """Connect each signal to the parts that react to it.
 
-    `Worker.run` connects the one other signal, `heartbeat_answered`.
+    `Worker.run` connects the others, which the pinger sends: `heartbeat_answered` and `pinger_ended`.
     """
     signals = parts.scope.signals
     signals.task_queued.connect(parts.claimer.wake)

@@ -13,14 +13,15 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from mtask.errors import InvalidInput, shown
-from mtask.logs import FIELDS, RUN, fields, without_passwords
+from mtask.logs import FIELDS, RUN, SureLogger, fields, first_of, last_of, traceback_of, without_passwords
 
 __all__ = ["FieldFormatter", "JsonFormatter", "LogFormat", "fields", "logger", "start_logging"]
 
 LogFormat = Literal["text", "json"]
-logger = logging.getLogger("mtask.worker")
+logger = SureLogger("mtask.worker")
 
-#: A log that is sent over the network takes lines of a limited length. A longer text is cut, in characters.
+#: A log that is sent over the network takes lines of a limited length. A longer text is cut, in characters, before
+#: anything looks at each of its letters: that would hold up the event loop.
 _MAX_MESSAGE, _MAX_EXCEPTION = 64 * 1024, 64 * 1024
 #: The letters that may stand in a text line although they are not printable.
 _LAYOUT = "\n\t"
@@ -39,8 +40,9 @@ class FieldFormatter(logging.Formatter):
         told = [*values.items(), *marks.items()]
         shown = " ".join(f"{name}={_shown(value)}" for name, value in told if value is not None)
         copy = logging.makeLogRecord(record.__dict__)
-        copy.exc_text = None
-        copy.msg, copy.args = f"{message_of(record)} {shown}" if shown else message_of(record), ()
+        copy.exc_text = exception_of(record)
+        message = first_of(message_of(record), _MAX_MESSAGE)
+        copy.msg, copy.args = f"{message} {shown}" if shown else message, ()
         text = without_passwords(super().format(copy))
         return text if text.isprintable() else "".join(map(_visible, text))
 
@@ -55,7 +57,7 @@ class JsonFormatter(logging.Formatter):
             "time": instant_of(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "message": without_passwords(message_of(record))[:_MAX_MESSAGE],
+            "message": first_of(message_of(record), _MAX_MESSAGE),
             **marks_of_run(),
         }
         if values:
@@ -120,11 +122,11 @@ def message_of(record: logging.LogRecord) -> str:
 
 def exception_of(record: logging.LogRecord) -> str | None:
     """Return the traceback of a record."""
-    if not record.exc_info or record.exc_info[0] is None:
+    if not record.exc_info or record.exc_info[1] is None:
         return None
-    text = without_passwords(logging.Formatter().formatException(record.exc_info))
+    text = traceback_of(record.exc_info[1])
     # The end of a traceback tells the most.
-    return text if len(text) <= _MAX_EXCEPTION else f"...{text[-_MAX_EXCEPTION:]}"
+    return f"{'...' if len(text) > _MAX_EXCEPTION else ''}{last_of(text, _MAX_EXCEPTION)}"
 
 
 def instant_of(record: logging.LogRecord) -> datetime:
@@ -133,7 +135,7 @@ def instant_of(record: logging.LogRecord) -> datetime:
 
 
 def _shown(value: Any) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else first_of(str(value), _MAX_MESSAGE)
     # Any client may choose a task's key. Unprintable characters in the key could control the terminal that shows it.
     is_simple = text.isprintable() and not any(letter in text for letter in " \"'=")
     return text if text and is_simple else repr(text)
@@ -148,7 +150,7 @@ def _as_json(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if value - value == 0 else str(value)  # JSON has no NaN and no infinity
-    return without_passwords(str(value))
+    return first_of(str(value), _MAX_MESSAGE)
 
 
 def _sound(value: Any) -> Any:

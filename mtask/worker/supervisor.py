@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from mtask.worker.log import fields, logger
+from mtask.worker.process import handle_ends
 from mtask.worker.upkeep.systemd import Service
 
 _PAUSE, _MAX_PAUSE = 0.5, 30.0
@@ -55,9 +56,8 @@ class Supervisor:
         self._exit_code = 0
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT, or until no process can be restarted; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        """Run until a signal asks to end, or until no process can be restarted; return the exit code."""
+        handle_ends(self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
         while True:
             self._pass_signals()

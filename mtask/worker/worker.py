@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from mtask.app.app import App
-from mtask.errors import HandlerError, MtaskError, WorkerIdInUse
+from mtask.errors import HandlerError, MtaskError, WorkerError, WorkerIdInUse
 from mtask.model.metrics.tally import Tally
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
@@ -120,6 +120,13 @@ class Worker:
             self._at_once.set()
         self._stopping.set()
 
+    def _pinger_ended(self) -> None:
+        """Hand all runs back while their leases last, and end with an error: so a supervisor starts another."""
+        why = "the thread that keeps the leases has ended"
+        self._failure = WorkerError(f"{why}: start the worker again, the log may say why.")
+        self.stop(why)
+        self.stop(why)
+
     # --- run ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -127,7 +134,8 @@ class Worker:
 
         Raises DatabaseError if the database cannot be used at the start. Raises HandlerError if a start hook of the app
         fails. Raises WorkerIdInUse if another process has the worker_id at the start. Raises it also if another process
-        takes the worker_id over while this process cannot reach the database.
+        takes the worker_id over while this process cannot reach the database. Raises WorkerError if the pinger's thread
+        has ended by itself.
         """
         self._loop = asyncio.get_running_loop()
         if self._stop_requests:
@@ -144,6 +152,7 @@ class Worker:
             made = Assembly(self._app, self._options, scope, opened, pings, registrar, self._hooks.values)
             self._parts = parts = made.build()
             scope.signals.heartbeat_answered.connect(self._take_registered)
+            scope.signals.pinger_ended.connect(self._pinger_ended)
             _heard(parts.controls, document, was_silent=False)
             await parts.controls.begin()
             await self._serve(parts)
@@ -220,17 +229,14 @@ class Worker:
         self._set_status(WorkerStatus.STOPPED)
         await parts.registrar.leave(heartbeat(parts.scope))
 
-    def _started_pulse(self, parts: Parts) -> Pulse | None:
-        """Start the pulse, if anybody watches this worker."""
+    def _started_pulse(self, parts: Parts) -> Pulse:
         path, service = self._options.health_file, self._options.service
         witnesses: list[Witness] = [] if path is None else [HealthFile(path)]
         interval = INTERVAL
         if service is not None:
             witnesses.append(ServiceWitness(service))
             interval = min(interval, service.interval or interval)
-        if not witnesses:
-            return None
-        pulse = Pulse(self.worker_id, self._vitals, parts.pinger, witnesses, interval)
+        pulse = Pulse(parts.scope, parts.pinger, witnesses, interval)
         pulse.start()
         return pulse
 

@@ -123,6 +123,17 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 @app.task
+async def blocks_beside(gate: str) -> None:
+    """Block the event loop in an asyncio task of its own."""
+
+    async def block_for() -> None:
+        while not Path(gate).exists():  # noqa: ASYNC240
+            time.sleep(_LOOK)  # noqa: ASYNC251 it is meant to
+
+    await asyncio.create_task(block_for())
+
+
+@app.task
 async def returns(context: Context, kind: str) -> Any:
     """Return what BSON cannot hold, in one of many ways."""
     with noted(context):

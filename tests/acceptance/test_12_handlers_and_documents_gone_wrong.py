@@ -82,6 +82,7 @@ def test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worke
         # A coroutine turns StopIteration into a RuntimeError that names it.
         assert raised in run["fail_reason"] or raised.endswith("Iteration"), run["fail_reason"]
         assert len(run["fail_reason"]) <= 3000
+    assert max(map(len, worker.log.splitlines())) < 200_000, "the 10 MB are not in the log"
     for number in range(20):
         stage.wait_status(f"noop:beside/{number}", "SUCCESS")
     assert_works(stage, worker)
@@ -134,6 +135,22 @@ def test_handler_that_blocks_the_event_loop_past_the_lease_keeps_it_and_no_one_e
     assert document["task_state"]["failed_cnt"] == 0
     assert (end_of(run) - run["claim_time"]).total_seconds() > 3.9, "it did hold it for longer than the lease"
     assert len(stage.events.starts(blocking.task_id)) == 1
+
+
+@pytest.mark.parametrize(("handler", "at"), [("hold_blocking", "in hold_blocking"), ("blocks_beside", "in block_for")])
+def test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks(
+    stage: Stage, handler: str, at: str
+) -> None:
+    worker = start(stage, "A")
+    task_id = stage.client.publish(handler, {"gate": stage.gate()}, key="1").task_id
+    (line,) = eventually(lambda: [one for one in worker.log.splitlines() if "event loop is blocked" in one])
+    assert " WARNING " in line
+    assert at in line
+    if handler == "hold_blocking":
+        assert f"task={task_id} " in line
+    stage.open_gate()
+    stage.wait_status(task_id, "SUCCESS")
+    assert_works(stage, worker)
 
 
 @pytest.mark.parametrize("handler", ["returns", "returns_plain"])

@@ -40,6 +40,7 @@ from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_order import ORDER_MUTATIONS
+from tests.faults.mutants_of_processes import PROCESS_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_starting import STARTING_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
@@ -69,6 +70,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *TRACING_MUTATIONS,
     *TENANT_MUTATIONS,
     *EXECUTOR_MUTATIONS,
+    *PROCESS_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")

@@ -7,13 +7,12 @@ the middleware runs to its end. A middleware cannot change the step's result or 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from mtask.logs import fields
+from mtask.logs import SureLogger, fields
 
-logger = logging.getLogger("mtask.middleware")
+logger = SureLogger("mtask.middleware")
 
 Call = TypeVar("Call")
 Begun = list[Generator[None, Any, None]]

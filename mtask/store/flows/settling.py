@@ -8,13 +8,12 @@ at the same time, changes nothing twice, because each statement has a guard.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mtask.logs import fields
+from mtask.logs import SureLogger, fields
 from mtask.model.documents import MAX_STEPS
 from mtask.model.status import FAILED, FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, tasks
@@ -27,7 +26,7 @@ from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
 
 Document = dict[str, Any]
-_logger = logging.getLogger("mtask.store")
+_logger = SureLogger("mtask.store")
 _VIEW = {
     "task_state.status": 1,
     "owed_since": 1,

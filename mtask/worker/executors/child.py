@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 from mtask.app.app import App
 from mtask.app.hooks import Started
 from mtask.app.loader import load_app
 from mtask.errors import LeaseLost, RunCanceled
-from mtask.logs import RUN
+from mtask.logs import RUN, first_of
 from mtask.model.encryption.encryption import Encryption
 from mtask.store.driver.translate import scrubbed
 from mtask.store.encryption.sealer import Sealer
@@ -32,10 +30,11 @@ from mtask.worker.executors.lines import RunLines
 from mtask.worker.executors.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.worker.executors.processes import be_killed_first, end_with_parent
 from mtask.worker.log import fields, log_to_stderr, logger
+from mtask.worker.process import exit_now, handle_ends, handle_loop_error
 from mtask.worker.running.caller import Called, Caller, Observers
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
-from mtask.worker.running.outcomes import failed
+from mtask.worker.running.outcomes import MAX_REASON, failed
 from mtask.worker.running.runner import late_value
 from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
@@ -53,7 +52,7 @@ class Child:
 
     def __init__(self, app_path: str, connected: socket.socket) -> None:
         self._app_path = app_path
-        self._channel = Channel(connected, self._take, _exit_now)
+        self._channel = Channel(connected, self._take, exit_now)
         self._over = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._run: HeldRun | None = None
@@ -109,9 +108,9 @@ class Child:
             self._started = app.hooks.begin()
             await self._started.start()
         except BaseException as error:
-            reason = scrubbed(f"{type(error).__name__}: {error}")
+            reason = scrubbed(first_of(f"{type(error).__name__}: {error}", MAX_REASON))
             self._channel.send({"kind": "unready", "reason": reason})
-            _exit_now(1)
+            exit_now(1)
         worker_id = hello["worker_id"]
         self._leases = RemoteLeases(self._channel.send, worker_id)
         self._stores = stores = HandlerStores(
@@ -165,7 +164,7 @@ class Child:
         if run.succeeded_in_transaction:
             return
         logger.error("the lease is over and the worker is silent: the executor exits", extra=fields(task=run.task_id))
-        _exit_now(1)
+        exit_now(1)
 
     def _tell(self, run: HeldRun, called: Called) -> None:
         """Tell the worker that the handler is over. What was raised stays here: the worker gets an outcome."""
@@ -215,14 +214,6 @@ def _ended(run: HeldRun, reason: EndReason) -> None:
         task.cancel()
 
 
-def _exit_now(code: int = 0) -> NoReturn:
-    """Exit at once. The worker has gone, or this executor is of no use."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 async def _main(app_path: str, descriptor: int) -> None:
     await Child(app_path, socket.socket(fileno=descriptor)).live()
 
@@ -233,19 +224,19 @@ def run() -> None:
     end_with_parent(parent)
     be_killed_first()
     os.set_inheritable(descriptor, False)  # a command of a handler must not hold the socket
-    # SIGTERM is for the processes that handlers have started. To this process, the worker sends a message.
+    # Signals are for the processes that handlers have started. To this process, the worker sends a message.
     # A function and not SIG_IGN: the processes that handlers start do not inherit it.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    handle_ends(lambda *_: None)
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(handle_loop_error)
         job = runner.get_loop().create_task(_main(app_path, descriptor))
         while not job.done():
             try:
                 runner.get_loop().run_until_complete(job)
             except (SystemExit, KeyboardInterrupt):
                 logger.exception("a handler's own task tried to exit the process")
-    _exit_now(0)
+    exit_now(0)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Pinger:
         self._answered, self._is_answered = monotonic(), True
         self._is_stopped = self._is_resting = self._is_working = False
         self._deadline: tuple[float, Callable[[], None]] | None = None
-        self._thread = threading.Thread(target=self._loop, name="mtask-pinger", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="mtask-pinger", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -201,6 +201,15 @@ class Pinger:
             with self._condition:
                 run.suspended -= 1
                 self._condition.notify_all()
+
+    def _live(self) -> None:
+        """Ping until `stop`. If the thread ends before, whatever it died of, tell the worker: no lease is kept now."""
+        try:
+            self._loop()
+        finally:
+            if not self._is_stopped:
+                with suppress(RuntimeError):  # the event loop has closed: the worker has ended
+                    self._worker_loop.call_soon_threadsafe(self._scope.signals.pinger_ended.send)
 
     def _loop(self) -> None:
         while True:

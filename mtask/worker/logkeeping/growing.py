@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mtask.logs import RunMarks, without_passwords
+from mtask.logs import RunMarks, first_of
 from mtask.model.run_logs import MAX_BYTES, MAX_TEXT, MAX_TRACEBACK
 from mtask.store.run_logs import RunLines
 from mtask.worker.log import exception_of, fields_of, instant_of, message_of
@@ -29,7 +29,7 @@ def line_of(record: logging.LogRecord) -> Line:
         "time": instant_of(record),
         "level": _storable(record.levelname, 20),
         "logger": _storable(record.name, 200),
-        "message": _storable(without_passwords(message), MAX_TEXT),
+        "message": _storable(first_of(message, MAX_TEXT + 1), MAX_TEXT),
     }
     exception = exception_of(record)
     return line if exception is None else {**line, "exception": _storable_end(exception, MAX_TRACEBACK)}

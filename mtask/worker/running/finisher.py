@@ -181,6 +181,16 @@ class Finisher:
         call = FinishCall(run.task, run.run_id, run.attempt, self._worker_id, status, reason, returns, run.trace)
         return watch(self._middleware, call)
 
+    def tell_of_end(self, run: HeldRun, *, goes_on: bool) -> None:
+        """Settle what the end of a run owes to others, now that it is written.
+
+        The transaction of a handler may have written it. `goes_on`: whether the end has a next task.
+        """
+        if run.is_step or goes_on:
+            self._settler.submit(run.task_id)
+        if run.has_callback:
+            self._teller.submit(run.task_id)
+
     async def drain(self) -> None:
         """Wait until each outcome is written or its run has lost the lease."""
         await self._idle.wait()
@@ -376,10 +386,7 @@ class Finisher:
         if is_accepted:
             self.finished_cnt += 1
             self._meter.ended(ending.run, ending.outcome.status)
-            if ending.run.is_step or ending.goes_on:
-                self._settler.submit(ending.run.task_id)
-            if ending.run.has_callback:
-                self._teller.submit(ending.run.task_id)
+            self.tell_of_end(ending.run, goes_on=ending.goes_on)
         else:
             self.lost_cnt += 1
             logger.warning(

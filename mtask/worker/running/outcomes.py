@@ -141,7 +141,7 @@ def _outcome(
     conflict: bool = False,
 ) -> Outcome:
     text = reason if isinstance(reason, str) else repr(reason)
-    text = text.encode("utf-8", "replace").decode()[:MAX_REASON] or "no reason given"
+    text = text[:MAX_REASON].encode("utf-8", "replace").decode() or "no reason given"
     return Outcome(
         run.task_id,
         run.run_id,

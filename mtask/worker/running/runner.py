@@ -22,7 +22,6 @@ from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called, Caller
 from mtask.worker.running.finisher import Finisher, refusal
 from mtask.worker.running.outcomes import checked, ended, failed
-from mtask.worker.running.settler import Settler
 from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
@@ -46,7 +45,6 @@ class Runner:
         limits: Limits,
         finisher: Finisher,
         caller: Caller,
-        settler: Settler,
         successes: Successes,
     ) -> None:
         self._scope = scope
@@ -55,7 +53,6 @@ class Runner:
         self._limits = limits
         self._finisher = finisher
         self._caller = caller
-        self._settler = settler
         self._successes = successes
         self._busy_threads = 0
         # Python 3.11 makes a call of the system each time it is asked for the loop.
@@ -111,8 +108,8 @@ class Runner:
             else:
                 self._release(run)
         except BaseException:
-            logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
             self._pinger.release(run)
+            logger.exception("run could not be concluded", extra=fields(task=run.task_id, run=run.run_id))
         finally:
             # The traceback of the exception refers to this frame. Only the cycle collector would free such a cycle.
             called.raised = None
@@ -172,8 +169,7 @@ class Runner:
         run.is_finishing = True
         self._release(run, is_closed=True)
         self._scope.meter.ended(run, RunStatus.SUCCESS)
-        if run.is_step or run.goes_on:
-            self._settler.submit(run.task_id)
+        self._finisher.tell_of_end(run, goes_on=run.goes_on)
         value = late_value(run, called)
         if value is not None:
             await self._store_returns(run, value)

@@ -87,7 +87,7 @@ class RunTransactions:
     async def end(self, run: HeldRun, session: AsyncSession, error: BaseException | None) -> None:
         """Write the SUCCESS and commit the transaction. If `error` is given, abort the transaction.
 
-        Raises LeaseLost, TransactionConflict or DatabaseError.
+        Raises LeaseLost, TransactionConflict or DatabaseError. Raises RuntimeError if the transaction is not open.
         """
         is_reusable = False
         store = self._stores.for_async()
@@ -95,6 +95,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
+                _check_open(session)
                 outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 await store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
@@ -134,6 +135,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
+                _check_open(session)
                 outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
@@ -226,6 +228,12 @@ def _time_left(run: HeldRun) -> timedelta:
 
 def _may_commit(run: HeldRun) -> bool:
     return not run.is_cancelled
+
+
+def _check_open(session: SyncSession | AsyncSession) -> None:
+    """Raise RuntimeError if the handler has aborted or committed: the SUCCESS would be written without its writes."""
+    if not session.in_transaction:
+        raise RuntimeError("the handler has ended its transaction itself: leave that to the end of the block")
 
 
 def _raise_conflict(run: HeldRun, failure: Exception) -> None:

@@ -89,3 +89,5 @@ class Signals:
         self.heartbeat_wanted: Signal[[]] = Signal()
         #: A heartbeat was answered with the worker's document; None: the document is gone.
         self.heartbeat_answered: Signal[[dict[str, Any] | None]] = Signal()
+        #: The thread that pings has ended by itself: the leases of all runs will lapse.
+        self.pinger_ended: Signal[[]] = Signal()

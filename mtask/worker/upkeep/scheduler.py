@@ -9,7 +9,6 @@ is made, or they make or complete it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from mtask.app.tracing import FiredTask, Tracer
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
-from mtask.logs import fields
+from mtask.logs import SureLogger, fields
 from mtask.model.handling.middleware import leave, watch
 from mtask.model.scheduling import triggers
 from mtask.model.scheduling.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
@@ -33,7 +32,7 @@ from mtask.worker.state.meter import Meter
 from mtask.worker.state.timing import wake_or_wait
 
 T = TypeVar("T")
-logger = logging.getLogger("mtask.scheduler")
+logger = SureLogger("mtask.scheduler")
 
 #: The first value: a read covers the schedules that fire within this time. The second value: the longest time until the
 #: next read. Both are in seconds.

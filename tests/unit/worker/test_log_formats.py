@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtask.errors import InvalidInput
-from mtask.logs import RUN, RunMarks, fields, without_passwords
+from mtask.logs import RUN, RunMarks, fields, first_of, last_of, without_passwords
 from mtask.worker.log import FieldFormatter, JsonFormatter, formatter
+from mtask.worker.logkeeping.growing import line_of
 
 
 def record(message: Any, *arguments: Any, **more: Any) -> logging.LogRecord:
@@ -81,6 +82,39 @@ def test_exception_is_in_the_line_and_passwords_are_in_none() -> None:
         assert "cr@et" not in line
         assert "abc.def" not in line
     assert "\n" not in JsonFormatter().format(failed)
+
+
+@pytest.mark.parametrize("made", [FieldFormatter(), JsonFormatter()], ids=["text", "json"])
+def test_long_text_is_cut_wherever_it_stands(made: logging.Formatter) -> None:
+    long = "x\ny" * 1_000_000
+    for one in (record(long), record("short", **fields(reason=long)), record("failed", exc_info=raised(long))):
+        assert len(made.format(one)) < 400_000
+        assert len(str(line_of(one))) < 40_000
+
+
+def test_traceback_keeps_its_frames_and_the_beginning_of_each_text() -> None:
+    error = RuntimeError("first\n" + "x\n" * 1_000_000)
+    error.add_note("a note " + "y" * 1_000_000)
+    error.__cause__ = ExceptionGroup("several", [ValueError("inner\n" + "z\n" * 1_000_000)])
+    line = FieldFormatter().format(record("failed", exc_info=(type(error), error, None)))
+    assert all(part in line for part in ("RuntimeError: first", "a note y", "several", "ValueError: inner"))
+    assert len(line) < 100_000
+
+
+def raised(text: str) -> Any:
+    try:
+        raise ValueError(text)
+    except ValueError:
+        return sys.exc_info()
+
+
+@pytest.mark.parametrize("told", ["mongodb://u:5Q7W@h/", "redis://u:5Q7W@h", "Bearer 5Q7W"])
+def test_cut_amid_a_password_shows_no_part_of_it(told: str) -> None:
+    text = f"{'x' * 20} {told} {'y' * 20}"
+    for most in range(len(text)):
+        for shown in (first_of(text, most), last_of(text, most)):
+            assert len(shown) <= max(most, len("***"))
+            assert not {*"5Q7W"} & {*shown}, shown
 
 
 @pytest.mark.parametrize(

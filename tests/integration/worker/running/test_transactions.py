@@ -242,3 +242,50 @@ def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
         assert effects.count_documents({}) == 0
 
     asyncio.run(scenario())
+
+
+@both_kinds
+def test_callback_of_a_run_that_a_transaction_has_ended_waits_for_no_scan(
+    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
+            bench.stop_scans()
+            name = f"deposit_{kind}"
+            await bench.client.publish(name, {}, key="1", callback={"url": "https://hooks.example.com/"})
+            await bench.status(f"{name}:1", "SUCCESS")
+            deliveries = {"name": "mtask/callback"}
+            await until(lambda: bench.tasks.count_documents(deliveries) == 1, 30.0, "its delivery is published")
+
+    asyncio.run(scenario())
+
+
+@both_kinds
+@pytest.mark.parametrize("how", ["abort_transaction", "commit_transaction", "end_session"])
+def test_handler_that_ends_its_transaction_itself_fails(
+    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str, how: str
+) -> None:
+    app = App()
+
+    @app.task
+    async def end_async(context: Context) -> None:
+        async with context.transaction() as session:
+            await session.client[database_name]["effects"].insert_one({}, session=session)
+            await getattr(session, how)()
+
+    @app.task
+    def end_plain(context: Context) -> None:
+        with context.transaction() as session:
+            session.client[database_name]["effects"].insert_one({}, session=session)
+            getattr(session, how)()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish(f"end_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
+            state = await bench.status(f"end_{kind}:1", "FAIL")
+            assert [run["status"] for run in state["worker_states"]] == ["FAIL", "FAIL"]
+            assert "has ended its transaction itself" in state["worker_states"][0]["fail_reason"]
+            assert effects.count_documents({}) == (2 if how == "commit_transaction" else 0)
+            await bench.at_rest()
+
+    asyncio.run(scenario())

@@ -1,0 +1,78 @@
+"""What a process has that runs handlers, a worker or an executor: its signals, its loop's errors, and its exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from mtask.worker.log import fields, logger
+
+#: The signals that ask a process to end. A closed terminal sends SIGHUP.
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Let this process call `handler` when a signal asks it to end. A process under `nohup` ignores SIGHUP as before.
+
+    Call this once in a process, in its main thread. The handler runs even while a handler of tasks blocks the event
+    loop; those of `loop.add_signal_handler` do not. Processes that handlers fork do not inherit it: else SIGTERM would
+    not end them.
+    """
+    has_hung_up = False
+
+    def take(number: int, frame: FrameType | None) -> None:
+        nonlocal has_hung_up
+        if number == signal.SIGHUP and has_hung_up:
+            return  # a closed terminal may send it twice: its shell passes it on, and ends
+        has_hung_up |= number == signal.SIGHUP
+        handler(number, frame)
+
+    wanted = [number for number in _ENDS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    former = {number: signal.signal(number, take) for number in wanted}
+    masks = threading.local()  # of the signals that the thread blocks which forks
+
+    def before() -> None:
+        # A signal that reached the child before it had signals of its own would be lost.
+        masks.former = signal.pthread_sigmask(signal.SIG_BLOCK, former)
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.former)
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)  # else its signals would wake the event loop of its parent
+        for number, was in former.items():
+            if signal.getsignal(number) is take:  # else the app has a handler of its own
+                signal.signal(number, signal.SIG_DFL if was is None else was)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
+
+
+def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback of the event loop has raised, as asyncio does.
+
+    If a log handler of the app raises then, asyncio would let that end the loop.
+    """
+    try:
+        loop.default_exception_handler(context)
+    except Exception:
+        error = context.get("exception")
+        logger.error("a callback failed", extra=fields(reason=context.get("message")), exc_info=error)
+
+
+def exit_now(code: int = 0) -> NoReturn:
+    """Exit without waiting for the threads, whatever the app's log handlers and closed streams raise."""
+    try:
+        for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+            with suppress(Exception):
+                flush()
+    finally:
+        os._exit(code)
