@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -60,7 +61,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure() -> None:
-    """Keep the files of mongods in memory if several test processes run: then the disk does not slow them."""
+    """Keep the files of mongods in memory if several test processes run: then the disk does not slow them.
+
+    Under `nohup`, all processes that tests start would ignore SIGHUP.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     is_parallel = "PYTEST_XDIST_WORKER" in os.environ
     if is_parallel and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _NEEDED:
         os.environ["TMPDIR"] = tempfile.tempdir = _MEMORY

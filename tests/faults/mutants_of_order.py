@@ -148,12 +148,6 @@ ORDER_MUTATIONS = (
         (f"{_LIMITS_TESTS}::test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_other_is_called",),
     ),
     Mutation(
-        "left-permits-are-not-asked-for",
-        "Permits that an answer leaves free wait for the end of a run, as the tasks with new permits count as asking.",
-        (Edit(_LIMITS, "self._open({pool: inf})  # not", "self._let_ask({pool: inf})  # not"),),
-        (f"{_LIMITS_TESTS}::test_permits_that_an_answer_leaves_free_are_asked_for_at_once",),
-    ),
-    Mutation(
         "start-is-told-before-it-is",
         "A start is counted before the first line of its handler, which the system may run much later.",
         (

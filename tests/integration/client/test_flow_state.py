@@ -212,9 +212,10 @@ def test_a_wait_follows_the_flow_on_one_stream(client: AnyClient, store: SyncSto
         last = flow.add(str(number), NAME, after=[last])
     client.publish_flow(flow)
     seen: list[int] = []
+    others = streams(mongo, store.database.name)  # a test before may have had this database
 
     def work() -> None:
-        eventually(lambda: streams(mongo, store.database.name) == 1, message="the wait follows the flow")
+        eventually(lambda: streams(mongo, store.database.name) == others + 1, message="the wait follows the flow")
         for number in range(4):
             step = task_id(str(number), key)
             succeed(store, step, claim(store, step))
@@ -224,8 +225,8 @@ def test_a_wait_follows_the_flow_on_one_stream(client: AnyClient, store: SyncSto
     with meanwhile(work):
         found = client.wait_flow(key, timeout=60)
     assert (found.is_ended, found.counts) == (True, {"SUCCESS": 4})
-    assert max(seen) == 1
-    eventually(lambda: streams(mongo, store.database.name) == 0, message="the stream is closed")
+    assert max(seen) <= others + 1
+    eventually(lambda: streams(mongo, store.database.name) <= others, message="the stream is closed")
 
 
 def test_a_wait_looks_again_only_when_the_watched_step_has_ended(
