@@ -151,7 +151,7 @@ def test_frozen_worker_whose_handler_comes_to_its_end_on_waking_cannot_write_its
 
 
 def test_ping_of_a_run_whose_lease_lapsed_on_the_server_is_refused_and_its_handler_ended(stage: Stage) -> None:
-    stage.start("A")
+    stage.start("A", "--concurrency", "1")  # so it has no slot in which to run the task again
     task_id = stage.client.publish("hold", {"gate": stage.gate()}, key="lapsed", **LEASE).task_id
     stage.wait_run(task_id, "A")
     stage.start("B")
