@@ -160,6 +160,7 @@ def play_dying(theatre: Theatre, size: Size) -> Play:
         theatre.publish(*(spec(queue, f"{n}", size.seconds, **SHORT) for n in range(size.backlog)))
     for number in range(size.rounds):
         _kill_one(theatre, number)
+    theatre.wait_judged()
     theatre.publish(*(spec(BACK, f"holds-{n}", gate=BACK, **SHORT) for n in range(2)))
     held = theatre.wait_held(BACK, BACK, 2)
     theatre.publish(*(spec(BACK, f"{n}", size.seconds, **SHORT) for n in range(size.backlog // 2)))
@@ -197,15 +198,9 @@ def _was_rescued(theatre: Theatre, task_id: str) -> bool:
 
 
 def judged(play: Play, queue: str) -> Judgement:
-    judgement = delays_in(play, queue)
-    assert judgement.starts
-    return judgement
-
-
-def delays_in(play: Play, queue: str) -> Judgement:
-    """Judge a queue that may be done before this machine is quick enough for its starts to be judged."""
     judgement = judge(play[queue], play.pace.tolerance(), urgent=URGENT)
     assert not judgement.violations, str(judgement)
+    assert judgement.starts
     return judgement
 
 
@@ -289,7 +284,7 @@ def test_task_of_a_killed_worker_is_rescued_at_once_where_permits_are_free(dying
 
 
 def test_tasks_that_were_handed_back_keep_their_place(dying: Play) -> None:
-    back = delays_of(delays_in(dying, BACK), "hand-back")
+    back = delays_of(judged(dying, BACK), "hand-back")
     assert {delay.task_id.rpartition("/")[2] for delay in back} >= {"holds-0", "holds-1"}
     assert not [delay for delay in back if delay.overtaken], back
     assert dying.pace.beyond(back)[-1] <= SOON, back

@@ -83,6 +83,11 @@ class Theatre:
         self.processes[worker_id].kill()
         self._start(worker_id)
 
+    def wait_judged(self) -> None:
+        """Wait until starts are judged again after the last death of a worker."""
+        over = max(self._deaths, default=0.0) + _CLAIMING
+        eventually(lambda: time.time() > over, PATIENCE, "starts are judged again")
+
     def terminate(self, worker_id: str) -> None:
         """End a worker by SIGTERM, and start it again without waiting for it."""
         self.wait_running()
