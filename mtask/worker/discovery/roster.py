@@ -6,8 +6,10 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from mtask.errors import MtaskError
 from mtask.store import workers
 from mtask.worker.discovery.ranks import Ranks
+from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
 #: The least time between a read and the next one for which a change of some worker asks: in seconds, and as a multiple
@@ -43,7 +45,10 @@ class Roster:
         return self._next if self._is_asked else inf
 
     async def read_if_due(self) -> bool:
-        """Read the live workers if that is due; return whether the ranks have changed. Raises DatabaseError."""
+        """Read the live workers if that is due; return whether the ranks have changed.
+
+        If they cannot be read, the ranks stay those of before. Tasks are found with any ranks, so no scan fails for it.
+        """
         sent = monotonic()
         if sent < self.due_at:
             return False
@@ -54,8 +59,11 @@ class Roster:
             if self._live:  # each document holds the server's time, so an idle worker learns this time, too
                 scope.clock.observe(self._live[0]["now"], sent, monotonic())
             return await self._ranks.take(self._live)
-        except BaseException:
-            self._is_asked = True  # not overdue: the next scan finds tasks without the roster, should it fail for long
-            raise
+        except BaseException as error:
+            self._is_asked = True
+            if not isinstance(error, MtaskError):
+                raise
+            logger.warning("live workers not read, will be tried again", extra=fields(reason=str(error)))
+            return False
         finally:
             self._next = monotonic() + max(_PAUSE, _TIMES * (monotonic() - sent))

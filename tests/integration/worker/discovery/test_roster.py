@@ -165,8 +165,7 @@ def test_failed_read_is_repeated_after_a_pause_and_scans_go_on(
         clock.now += 60
         known.amid = fail
         known.roster.ask()
-        with pytest.raises(DatabaseUnavailable):
-            await known.roster.read_if_due()
+        assert not await known.roster.read_if_due()  # and does not fail the scan that it is a part of
         known.amid = lambda: None
         assert not await known.roster.read_if_due()
         assert clock.now < known.roster.due_at < clock.now + 60
