@@ -113,6 +113,7 @@ class Waiting(BaseModel):
 
     worker_id: Text
     until: Any = None  #: an instant: the entry holds until then
+    has_room: Any = None  #: whether the worker had room for more runs when it asked
     #: The best tasks, at most 100: {task_id, is_single, tenant, rank}. The rank is a list: 0 if the task was
     #: interrupted, else 1; its priority, negated; its stored next_preempt_time.
     tasks: Any = None
@@ -138,6 +139,8 @@ class PermitPoolDocument(BaseModel):
         Text, Field(alias="_id")
     ]  #: a JSON list: the queue, the limit_key and the tenant. What comes last and is null is left out.
     starts: list[Start] = Field(default_factory=list)
+    #: The times of further starts: of those that have begun, except where tenants take turns.
+    start_times: list[Any] | None = None
     running: list[Running] = Field(default_factory=list)
     concurrency: Any = None  #: the most runs at once, as the last request has it
     left: Any = None  #: the number of permits that the last request has left

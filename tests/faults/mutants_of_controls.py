@@ -72,8 +72,7 @@ CONTROL_MUTATIONS = (
     Mutation(
         "window-by-the-local-clock",
         "Which starts still count is read from the wall clock of the worker's machine.",
-        (Edit(_STATEMENTS, 'is_in = {"$gt": ["$$start.time", {"$subtract": [x.NOW, ',
-              f'is_in = {{"$gt": ["$$start.time", {{"$subtract": [{_LOCAL_NOW}, '),),
+        (Edit(_STATEMENTS, '{"from": {"$subtract": [x.NOW, ', f'{{"from": {{"$subtract": [{_LOCAL_NOW}, '),),
         (f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",),
     ),
     Mutation(

@@ -99,7 +99,7 @@ ORDER_MUTATIONS = (
         (
             Edit(
                 _STATEMENTS,
-                'index = {"$subtract": ["$$place", {"$indexOfArray": ["$$line.of", "$$each.of"]}]}',
+                'index = {"$subtract": ["$$place", {"$indexOfArray": ["$$tenants", "$$each.of"]}]}',
                 "index = 0",
             ),
         ),
@@ -130,6 +130,41 @@ ORDER_MUTATIONS = (
         (f"{_PERMITS_TESTS}::test_a_worker_without_room_withdraws_and_the_next_one_is_called",),
     ),
     Mutation(
+        "all-that-list-a-task-are-called",
+        "All workers that list a task are called for its permit, so that all but one ask in vain.",
+        (Edit(_STATEMENTS, '"first": {"$setDifference": ["$$value.first", theirs]}', '"first": "$$value.first"'),),
+        (f"{_PERMITS_TESTS}::test_of_the_workers_that_list_a_task_one_is_called_that_has_room_and_has_asked_last",),
+    ),
+    Mutation(
+        "holder-is-trusted-for-ever",
+        "A worker that said that it asks for its tasks itself keeps them listed though it does not ask.",
+        (
+            Edit(
+                _LIMITS,
+                "state.withdraw_at = min(state.withdraw_at, monotonic() + _ANSWER)\n            self._wake",
+                "self._wake",
+            ),
+        ),
+        (f"{_LIMITS_TESTS}::test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_other_is_called",),
+    ),
+    Mutation(
+        "start-is-told-before-it-is",
+        "A start is counted before the first line of its handler, which the system may run much later.",
+        (
+            Edit(
+                "mtask/worker/running/caller.py",
+                "        try:\n            return self._coroutine.send(value)\n        finally:\n",
+                "        try:\n            pass\n        finally:\n",
+            ),
+            Edit(
+                "mtask/worker/running/caller.py",
+                "                self._on_begin = None\n",
+                "                self._on_begin = None\n        return self._coroutine.send(value)\n",
+            ),
+        ),
+        ("tests/unit/worker/running/test_beginnings.py::test_start_is_told_once_after_the_first_lines_of_the_handler",),
+    ),
+    Mutation(
         "limit-keys-of-all-tenants-are-one",
         "Tasks with a limit_key wait for those of another tenant.",
         (
@@ -151,8 +186,8 @@ ORDER_MUTATIONS = (
         (
             Edit(
                 _LIMITS,
-                "run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())",
-                "loop.call_soon(self._begin, name, sent)",
+                "run.on_begin = begin",
+                "self._begin(name)",
             ),
         ),
         (f"{_LIMITS_TESTS}::test_no_window_has_more_starts_than_the_limit",),

@@ -123,6 +123,8 @@ class PermitRequest:
     wanted: Sequence[Wanted]  #: the tasks, the most urgent first
     most: int | None = None  #: the most permits to take; None: one for each task
     waiting: Sequence[Wanted] = ()  #: further tasks that wait in this worker, the most urgent first
+    #: How many of the tasks that get no permit this worker will ask for at once: the best ones, as long as it has room.
+    at_hand: int = 0
     does_wait: bool = True  #: whether the pool is to list the tasks that get no permit
     is_fair: bool = False  #: whether the tenants of the queue take turns
 
@@ -135,6 +137,7 @@ class PermitRequest:
             "wanted": [task.document() for task in self.wanted],
             "most": len(self.wanted) if self.most is None else self.most,
             "waiting": [task.document() for task in self.waiting],
+            "at_hand": self.at_hand,
             "kept": MAX_WAITING if self.does_wait else 0,
             "is_fair": self.is_fair,
         }
@@ -151,6 +154,8 @@ class PermitGrant:
     is_crowded: bool = False  #: runs hold all permits, and some of these runs may be dead
     #: Whether tasks wait, perhaps in other workers, that may go before the refused ones.
     has_rivals: bool = False
+    #: The number of other workers of which the pool lists tasks.
+    peer_cnt: int = 0
     #: The number of permits that were left for such tasks.
     left: int = 0
     #: The times of the starts that use up the permits. A start without a settled time has its latest possible time
@@ -211,7 +216,7 @@ def take(
     names = [statements.name_of(entry.task_id, entry.token) for entry in dead]
     pipeline = statements.take({each.pool.id: each.document() for each in requests}, worker_id, token, names)
     ids = [request.pool.id for request in requests]
-    view = {"starts": 1, "running": 1, "waiting": 1, "left": 1, "turn": 1, "turns": 1}
+    view = statements.answer(token, sorted({task.task_id for request in requests for task in request.wanted}))
     if len(ids) == 1:
         found = {ids[0]: (yield from _take_one(ids[0], pipeline, view))}
     else:
@@ -257,11 +262,11 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
     task_ids = frozenset(entry["task_id"] for entry in mine)
     claim_by = min((entry[name] for entry in mine), default=None)
     limit = request.limit
-    waiting = document.get("waiting", ())
-    is_crowded = limit.concurrency is not None and len(document["running"]) >= limit.concurrency
+    waiting = document["listed"]
+    is_crowded = limit.concurrency is not None and document["running_cnt"] >= limit.concurrency
     starts: list[datetime] = []
-    if limit.starts is not None and len(document["starts"]) >= limit.starts and not is_crowded:
-        starts = [entry["time"] for entry in document["starts"]]
+    if limit.starts is not None and len(document["times"]) >= limit.starts and not is_crowded:
+        starts = document["times"]
     others = {entry["task_id"] for entry in document[counted] if entry.get("token") != token}
     under_way = {task.task_id for task in request.wanted if task.is_single and task.task_id in others} - task_ids
     is_refused = len(task_ids) + len(under_way) < len(request.wanted)
@@ -274,7 +279,8 @@ def _granted(request: PermitRequest, document: Document, worker_id: str, token: 
             if entry.get("token") == token and "not_before" in entry
         },
         is_crowded,
-        is_refused and any(entry["tasks"] for entry in waiting),
+        is_refused and any(entry["task_cnt"] for entry in waiting),
+        sum(entry["worker_id"] != worker_id and entry["task_cnt"] > 0 for entry in waiting),
         int(document.get("left", 0)),
         starts,
         timedelta(milliseconds=limit.window_ms or 0),
@@ -291,13 +297,14 @@ def settle(
     worker_id: str,
     begun: Mapping[tuple[str, str], datetime],
     lost: Iterable[tuple[str, str]] = (),
+    at_hand: int = 0,
 ) -> Operation[None]:
     """Store the times of handlers' starts, and give back the permits of the tasks that were not claimed.
 
-    Both name a permit by its task and its token.
+    Both name a permit by its task and its token. `at_hand`: see `give_back`.
     """
     times = {statements.name_of(*run): time for run, time in begun.items()}
-    pipeline = statements.settle(times, [statements.name_of(*run) for run in lost], worker_id)
+    pipeline = statements.settle(times, [statements.name_of(*run) for run in lost], worker_id, at_hand)
     yield places("update_many", {"_id": {"$in": sorted(pool.id for pool in taken)}}, pipeline)
 
 
@@ -310,15 +317,20 @@ class HeldPermit:
     token: str
 
 
-def give_back(held: Sequence[HeldPermit], worker_id: str) -> Operation[None]:
-    """Give back the permits of closed runs, and call the workers whose tasks may have them."""
-    yield from _give_back(
-        [entry.pool.id for entry in held], worker_id, [(entry.task_id, entry.token) for entry in held]
-    )
+def give_back(held: Sequence[HeldPermit], worker_id: str, at_hand: int = 0) -> Operation[None]:
+    """Give back the permits of closed runs, and call the workers whose tasks may have them.
+
+    `at_hand`: the number of the tasks listed for this worker that it will ask for at once, the best ones. For these,
+    nobody is called.
+    """
+    runs = [(entry.task_id, entry.token) for entry in held]
+    yield from _give_back([entry.pool.id for entry in held], worker_id, runs, at_hand)
 
 
-def _give_back(pool_ids: Sequence[str], worker_id: str, runs: Sequence[tuple[str, str]]) -> Operation[None]:
-    pipeline = statements.give_back([statements.name_of(*run) for run in runs], worker_id)
+def _give_back(
+    pool_ids: Sequence[str], worker_id: str, runs: Sequence[tuple[str, str]], at_hand: int = 0
+) -> Operation[None]:
+    pipeline = statements.give_back([statements.name_of(*run) for run in runs], worker_id, at_hand)
     yield places("update_many", {"_id": {"$in": sorted(set(pool_ids))}}, pipeline)
 
 

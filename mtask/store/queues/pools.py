@@ -98,7 +98,7 @@ def of_queue(queue: str, most: int) -> Operation[list[PoolContent]]:
     """
     beginning = json.dumps([queue], ensure_ascii=False)[:-1] + ","
     narrow = {"_id": {"$gte": beginning, "$lt": end_of_prefix(beginning)}}
-    used = {"$add": [_size("$running"), _size("$starts")]}
+    used = {"$add": [_size("$running"), _size("$starts"), _size("$start_times")]}
     waits = {"$sum": {"$map": {"input": _array("$waiting"), "as": "worker", "in": _size("$$worker.tasks")}}}
     stages = [
         {"$match": narrow},
@@ -158,7 +158,7 @@ def _view(most: int) -> Document:
         "tasks": {"$slice": [_array("$$worker.tasks"), most]},
     }
     waiting = {"$map": {"input": _array("$waiting"), "as": "worker", "in": worker}}
-    names = ("running", "starts", "turns", "call", "quiet_time")
+    names = ("running", "starts", "start_times", "turns", "call", "quiet_time")
     return {**dict.fromkeys(names, 1), "waiting": waiting, "now": x.NOW}
 
 
@@ -183,7 +183,9 @@ def _content(pool: PermitPool, document: Document) -> PoolContent:
         Held(entry["task_id"], entry["token"], entry["claim_by"])
         for entry in _sound(document.get("running"), "claim_by", now, "task_id", "token")
     ]
-    starts = [entry["time"] for entry in _sound(document.get("starts"), "time", now, "task_id", "token")]
+    begun = document.get("start_times")
+    starts = [time for time in (begun if isinstance(begun, list) else ()) if _is_near(time, now)]
+    starts += [entry["time"] for entry in _sound(document.get("starts"), "time", now, "task_id", "token")]
     is_fair = isinstance(document.get("turns"), list)
     turns = {
         entry["tenant"]: entry["turn"]
@@ -216,11 +218,14 @@ def _entries(value: object) -> list[Document]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
+def _is_near(time: object, now: datetime) -> bool:
+    return isinstance(time, datetime) and time < now + _ABSURD
+
+
 def _sound(value: object, instant: str, now: datetime, *texts: str) -> Iterable[Document]:
     """Yield the entries of an array that have these texts, and an instant that does not lie in an absurd future."""
     for entry in _entries(value):
-        time = entry.get(instant)
-        if isinstance(time, datetime) and time < now + _ABSURD and all(isinstance(entry.get(t), str) for t in texts):
+        if _is_near(entry.get(instant), now) and all(isinstance(entry.get(t), str) for t in texts):
             yield entry
 
 

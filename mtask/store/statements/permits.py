@@ -19,7 +19,7 @@ Stage = Mapping[str, Any]
 CLAIM_MS = 2_000
 #: A start is permitted this time before another one leaves the window, in ms: the lookup, the permit and the claim take
 #: about as long. Its handler waits for the time at which the window has room.
-LEAD_MS = 100
+LEAD_MS = 200
 #: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
 #: One that has died, or has no room any more, keeps no permit from others for longer.
 WAIT_MS = 5_000
@@ -51,14 +51,17 @@ def left_by(call: object) -> int:
         return 1
 
 
+def _array(path: str) -> x.Expression:
+    return {"$cond": [{"$isArray": [path]}, path, []]}
+
+
 def _sound(path: str, instant: str) -> x.Expression:
     """Return the well-formed entries of an array. A malformed entry would use up a permit for ever."""
     entry = "$$entry"
     is_near = {"$lt": [f"{entry}.{instant}", x.add_ms(x.NOW, _ABSURD_MS)]}
     types = [("task_id", "string"), ("token", "string"), (instant, "date")]
     conditions = [*({"$eq": [{"$type": f"{entry}.{field}"}, name]} for field, name in types), is_near]
-    array = {"$cond": [{"$isArray": [path]}, path, []]}
-    return {"$filter": {"input": array, "as": "entry", "cond": {"$and": conditions}}}
+    return {"$filter": {"input": _array(path), "as": "entry", "cond": {"$and": conditions}}}
 
 
 #: The well-formed entries of the arrays `starts` and `running`.
@@ -81,20 +84,38 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
     is_fair = any(request["is_fair"] for request in requests.values())
     is_timed = any(request["starts"] is not None for request in requests.values())
     mine = {"$arrayElemAt": [x.literal([*requests.values()]), {"$indexOfArray": [x.literal([*requests]), "$_id"]}]}
-    own = {"worker_id": x.literal(worker_id), "until": x.add_ms(x.NOW, WAIT_MS), "tasks": "$_waits"}
+    own = {
+        "worker_id": x.literal(worker_id),
+        "until": x.add_ms(x.NOW, WAIT_MS),
+        "has_room": {"$gt": [f"{_REQUEST}.at_hand", 0]},
+        "tasks": "$_waits",
+    }
     turns = _sound_turns(f"{_REQUEST}.is_fair") if is_fair else {"turn": "$$REMOVE", "turns": "$$REMOVE"}
-    names = ("request", "under_way", "begun", "still_waiting", "open", "rivals", "granted", "got", "got_ids", "waits")
+    names = (
+        "request",
+        "times",
+        "under_way",
+        "begun",
+        "still_waiting",
+        "open",
+        "rivals",
+        "granted",
+        "got",
+        "got_ids",
+        "waits",
+    )
     return [
         {"$set": {"_request": mine}},
         {
             "$set": {
-                "starts": _in_window(is_timed=is_timed),
+                **_in_window(),
                 "running": without(RUNNING, dead),
-                "waiting": _others_waiting(worker_id),
+                "waiting": _waiting({"$ne": ["$$worker.worker_id", own["worker_id"]]}),
                 "concurrency": {"$ifNull": [f"{_REQUEST}.concurrency", "$$REMOVE"]},
                 **turns,
             }
         },
+        {"$set": {"_times": _times() if is_timed else []}},
         {"$set": {"_free": _free(), "_under_way": _under_way(), "_begun": _begun() if is_fair else []}},
         {
             "$set": {
@@ -120,31 +141,64 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
         {"$set": {"expire_time": _kept_while_used("$running", f"{_REQUEST}.window_ms")}},
         *(_turned() if is_fair else []),
         *_calling(
-            worker_id,
             {"$subtract": ["$_free", "$_granted"]},
             {"$cond": [{"$eq": ["$_waits", []]}, [], [own]]},
+            f"{_REQUEST}.at_hand",
         ),
         {"$unset": [f"_{name}" for name in names]},
     ]
 
 
-def _in_window(*, is_timed: bool) -> x.Expression:
-    """Return the starts that are in the window; where starts are limited, the earliest first."""
-    is_in = {"$gt": ["$$start.time", {"$subtract": [x.NOW, f"{_REQUEST}.window_ms"]}]}
-    starts = {"$filter": {"input": STARTS, "as": "start", "cond": is_in}}
-    return {"$sortArray": {"input": starts, "sortBy": {"time": 1}}} if is_timed else starts
+def answer(token: str, wanted: Sequence[str]) -> Document:
+    """Return the view of a pool after the update: what concerns this claim or these tasks, and the times of all starts.
+
+    A pool may hold thousands of starts, and list hundreds of tasks.
+    """
+
+    def own(entries: str) -> x.Expression:
+        is_own = {"$eq": ["$$entry.token", x.literal(token)]}
+        is_wanted = {"$in": ["$$entry.task_id", "$$wanted"]}
+        concerned = {"$filter": {"input": entries, "as": "entry", "cond": {"$or": [is_own, is_wanted]}}}
+        held = {"$setIntersection": [f"{entries}.task_id", x.literal([*wanted])]}
+        return _with({"wanted": held}, concerned)
+
+    listed = {"worker_id": "$$worker.worker_id", "task_cnt": {"$size": "$$worker.tasks"}}
+    return {
+        "starts": own("$starts"),
+        "times": {"$concatArrays": [_array("$start_times"), "$starts.time"]},
+        "running": own("$running"),
+        "running_cnt": {"$size": "$running"},
+        "listed": {"$map": {"input": {"$ifNull": ["$waiting", []]}, "as": "worker", "in": listed}},
+        **dict.fromkeys(("left", "turn", "turns"), 1),
+    }
+
+
+def _in_window() -> Document:
+    """Return the starts that are in the window."""
+    bounds = {"from": {"$subtract": [x.NOW, f"{_REQUEST}.window_ms"]}, "absurd": x.add_ms(x.NOW, _ABSURD_MS)}
+    starts = {"$filter": {"input": STARTS, "as": "start", "cond": {"$gt": ["$$start.time", "$$from"]}}}
+    # Only times are greater than a time and less than another.
+    is_in = {"$and": [{"$gt": ["$$time", "$$from"]}, {"$lt": ["$$time", "$$absurd"]}]}
+    times = {"$filter": {"input": _array("$start_times"), "as": "time", "cond": is_in}}
+    return {"starts": _with(bounds, starts), "start_times": _with(bounds, times)}
+
+
+def _times() -> x.Expression:
+    """Return the times of all starts, the earliest first."""
+    return {"$sortArray": {"input": {"$concatArrays": ["$start_times", "$starts.time"]}, "sortBy": 1}}
 
 
 def _free() -> x.Expression:
     """Return the number of permits that may be granted now."""
     ends = x.add_ms({"$subtract": [x.NOW, f"{_REQUEST}.window_ms"]}, LEAD_MS)
-    soon = {"$filter": {"input": "$starts", "as": "start", "cond": {"$lte": ["$$start.time", ends]}}}
+    soon = {"$filter": {"input": "$_times", "as": "time", "cond": {"$lte": ["$$time", "$$ends"]}}}
 
     def left(limit: str, in_use: x.Expression) -> x.Expression:
         return {"$subtract": [{"$ifNull": [limit, {"$add": [in_use, 1_000_000]}]}, in_use]}
 
     by_runs = left(f"{_REQUEST}.concurrency", {"$size": "$running"})
-    by_starts = left(f"{_REQUEST}.starts", {"$subtract": [{"$size": "$starts"}, {"$size": soon}]})
+    in_use = {"$subtract": [{"$size": "$_times"}, {"$size": _with({"ends": ends}, soon)}]}
+    by_starts = left(f"{_REQUEST}.starts", in_use)
     return {"$max": [0, {"$min": [by_runs, by_starts]}]}
 
 
@@ -173,40 +227,49 @@ def _still_waiting(tasks: str, *, is_fair: bool, within_ms: int | None = None) -
     Where tenants take turns, also without those that have begun: `within_ms`, or at any time that the pool tells. What
     a worker does not know to be gone would have the turn of its tenant.
     """
-    is_taken: x.Expression = {"$in": ["$$task.task_id", "$_under_way"]}
+    is_taken: x.Expression = {"$in": ["$$task.task_id", "$$taken"]}
+    shared: dict[str, x.Expression] = {"taken": {"$setIntersection": [_ids(tasks), "$_under_way"]}}
     if is_fair:
         begins, _, due = ({"$arrayElemAt": ["$$task.rank", place]} for place in range(3))
-        time = {"$arrayElemAt": ["$_begun.time", {"$indexOfArray": ["$_begun.task_id", "$$task.task_id"]}]}
+        time = {"$arrayElemAt": ["$$times", {"$indexOfArray": ["$$begun", "$$task.task_id"]}]}
         # A task that waits again after its run is due later than that run began, or it was interrupted.
-        is_begun = [{"$in": ["$$task.task_id", "$_begun.task_id"]}, {"$eq": [begins, 1]}, {"$gte": [time, due]}]
+        is_begun = [{"$in": ["$$task.task_id", "$$begun"]}, {"$eq": [begins, 1]}, {"$gte": [time, due]}]
         is_late = [] if within_ms is None else [{"$gt": [time, x.add_ms(x.NOW, -within_ms)]}]
         is_taken = {"$or": [is_taken, {"$and": [*is_begun, *is_late]}]}
+        shared |= {"begun": "$_begun.task_id", "times": "$_begun.time"}
     cond = {"$not": [{"$and": ["$$task.is_single", is_taken]}]}
-    return {"$filter": {"input": tasks, "as": "task", "cond": cond}}
+    return _with(shared, {"$filter": {"input": tasks, "as": "task", "cond": cond}})
 
 
 def _rivals(*, is_fair: bool) -> x.Expression:
     """Return the waiting tasks of others, each once, with its key."""
-    is_mine = {"$in": ["$$task.task_id", _ids(f"{_REQUEST}.wanted")]}
-    of_worker = {"$filter": {"input": "$$worker.tasks", "as": "task", "cond": {"$not": [is_mine]}}}
     # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
     own = [{"$cond": [f"{_REQUEST}.is_fair", _keyed("$_still_waiting"), []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
-    return {"$setUnion": [_all_tasks(_keyed(of_worker)), *own]}
+    tasks: x.Expression = "$$worker.tasks"
+    if not is_fair:  # the best ones come first, and no more of them matter
+        tasks = _first(tasks, {"$add": ["$_free", {"$size": f"{_REQUEST}.wanted"}]})
+    every = {"$setUnion": [_all_tasks("$waiting", _keyed(tasks)), *own]}
+    is_mine = {"$in": ["$$task.task_id", "$$mine"]}
+    others = {"$filter": {"input": every, "as": "task", "cond": {"$not": [is_mine]}}}
+    return _with({"mine": _ids(f"{_REQUEST}.wanted")}, others)
 
 
 def _by_turns() -> list[Stage]:
     """Return the stages that put candidates and rivals in the order of the turns, where tenants take turns."""
     line = _in_turns({"$concatArrays": ["$_open", "$_rivals"]})
-    is_open = {"$in": ["$$task.task_id", _ids("$_open")]}
-    of_line = {"input": "$_line", "as": "task"}
+    is_open = {"$in": ["$$task.task_id", "$$open"]}
+
+    def of_line(cond: x.Expression) -> x.Expression:
+        return _with({"open": _ids("$_open")}, {"$filter": {"input": "$_line", "as": "task", "cond": cond}})
+
     fair = {"$and": [f"{_REQUEST}.is_fair", {"$gt": ["$_free", 0]}]}
     return [
         {"$set": {"_line": {"$cond": [fair, line, []]}}},
         {
             "$set": {
-                "_open": {"$cond": [fair, {"$filter": {**of_line, "cond": is_open}}, "$_open"]},
-                "_rivals": {"$cond": [fair, {"$filter": {**of_line, "cond": {"$not": [is_open]}}}, "$_rivals"]},
+                "_open": {"$cond": [fair, of_line(is_open), "$_open"]},
+                "_rivals": {"$cond": [fair, of_line({"$not": [is_open]}), "$_rivals"]},
             }
         },
         {"$unset": "_line"},
@@ -234,8 +297,8 @@ def _with_granted(token: str) -> Document:
     claim_by = x.add_ms(x.NOW, CLAIM_MS)
     entry = {"task_id": {"$arrayElemAt": ["$_got_ids", "$$place"]}, "token": token}
     # The start that must have left the window before this one begins.
-    index = {"$subtract": [{"$add": [{"$size": "$starts"}, "$$place"]}, f"{_REQUEST}.starts"]}
-    passing = {"$getField": {"field": "time", "input": {"$arrayElemAt": ["$starts", index]}}}
+    index = {"$subtract": [{"$add": [{"$size": "$_times"}, "$$place"]}, f"{_REQUEST}.starts"]}
+    passing = {"$arrayElemAt": ["$_times", index]}
     not_before = {"$cond": [{"$gte": [index, 0]}, {"$add": [passing, f"{_REQUEST}.window_ms"]}, "$$REMOVE"]}
 
     def added(name: str, limit: str, made: Document) -> x.Expression:
@@ -257,8 +320,10 @@ def _without_granted() -> x.Expression:
 
 def _waits() -> x.Expression:
     """Return the tasks of this worker that the pool lists from now on, the best one first."""
-    is_over = {"$in": ["$$task.task_id", {"$setUnion": ["$_got_ids", "$_under_way"]}]}
-    refused = {"$filter": {"input": f"{_REQUEST}.wanted", "as": "task", "cond": {"$not": [is_over]}}}
+    wanted = f"{_REQUEST}.wanted"
+    over = {"$setIntersection": [_ids(wanted), {"$setUnion": ["$_got_ids", "$_under_way"]}]}
+    is_over = {"$in": ["$$task.task_id", "$$over"]}
+    refused = _with({"over": over}, {"$filter": {"input": wanted, "as": "task", "cond": {"$not": [is_over]}}})
     tasks = {"$concatArrays": [refused, "$_still_waiting"]}
     # A task that another request of the worker asks for may be better than those of this one.
     ranked = {"key": {"$ifNull": ["$$task.rank", x.literal(_LAST)]}, "task_id": "$$task.task_id", "task": "$$task"}
@@ -267,7 +332,7 @@ def _waits() -> x.Expression:
     return {"$cond": [{"$gt": [f"{_REQUEST}.kept", 0]}, best, []]}
 
 
-def _first(tasks: x.Expression, count: x.Expression) -> x.Expression:
+def _first(tasks: x.Expression, count: x.Expression | int) -> x.Expression:
     # The server refuses to slice nothing.
     return {"$slice": [tasks, {"$max": [count, 1]}]}
 
@@ -300,33 +365,44 @@ def _turned() -> list[Mapping[str, Any]]:
 # --- returning --------------------------------------------------------------------------------------------------------
 
 
-def give_back(names: Sequence[str], worker_id: str) -> list[Stage]:
-    """Return the update that returns these permits for runs, and calls the workers whose tasks may have them."""
-    return _returning({"running": without(RUNNING, names)}, worker_id)
+def give_back(names: Sequence[str], worker_id: str, at_hand: int) -> list[Stage]:
+    """Return the update that returns these permits for runs, and calls the workers whose tasks may have them.
+
+    `at_hand`: the number of its listed tasks, the best ones, that this worker asks for at once.
+    """
+    return _returning({"running": without(RUNNING, names)}, worker_id, at_hand)
 
 
-def settle(begun: Mapping[str, datetime], lost: Sequence[str], worker_id: str) -> list[Stage]:
-    """Return the update that stores the times of handlers' starts, and returns the permits that are lost."""
-    index = {"$indexOfArray": [x.literal([*begun]), _NAME]}
-    timed = {"$mergeObjects": ["$$entry", {"time": {"$arrayElemAt": [x.literal([*begun.values()]), "$$index"]}}]}
-    starts = {
-        "$map": {
-            "input": without(STARTS, lost),
-            "as": "entry",
-            "in": {"$let": {"vars": {"index": index}, "in": {"$cond": [{"$gte": ["$$index", 0]}, timed, "$$entry"]}}},
-        }
+def settle(begun: Mapping[str, datetime], lost: Sequence[str], worker_id: str, at_hand: int) -> list[Stage]:
+    """Return the update that stores the times of handlers' starts, and returns the permits that are lost.
+
+    Of a start that has its time, nothing else is kept, as there may be many. Only where tenants take turns, its task is
+    still told: see `_still_waiting`.
+    """
+    names = x.literal([*begun])
+    time = {"$arrayElemAt": [x.literal([*begun.values()]), {"$indexOfArray": [names, _NAME]}]}
+    settled = {"$filter": {"input": "$starts", "as": "entry", "cond": {"$in": [_NAME, names]}}}
+    of_settled = {"input": settled, "as": "entry"}
+    times = {"$map": {**of_settled, "in": time}}
+    timed = {"$map": {**of_settled, "in": {"$mergeObjects": ["$$entry", {"time": time}]}}}
+    is_fair = {"$isArray": ["$turns"]}
+    stored = {
+        "starts": {"$concatArrays": [without("$starts", [*begun]), {"$cond": [is_fair, timed, []]}]},
+        "start_times": {"$concatArrays": [_array("$start_times"), {"$cond": [is_fair, [], times]}]},
     }
-    return _returning({"starts": starts, "running": without(RUNNING, lost)}, worker_id)
+    returned = {"starts": without(STARTS, lost), "running": without(RUNNING, lost)}
+    return [{"$set": returned}, *([{"$set": stored}] if begun else []), *_returning({}, worker_id, at_hand)]
 
 
-def _returning(change: Mapping[str, x.Expression], worker_id: str) -> list[Stage]:
+def _returning(change: Mapping[str, x.Expression], worker_id: str, at_hand: int) -> list[Stage]:
     free = {"$subtract": [{"$cond": [{"$isNumber": "$concurrency"}, "$concurrency", 0]}, {"$size": "$running"}]}
-    is_own = {"$eq": ["$$worker.worker_id", x.literal(worker_id)]}
-    own = {"$filter": {"input": "$waiting", "as": "worker", "cond": is_own}}
+    names = ["$$worker.worker_id", x.literal(worker_id)]
+    lists = {"waiting": _waiting({"$ne": names}), "_own": _waiting({"$eq": names})}
     return [
-        {"$set": {**change, **_sound_turns({"$isArray": ["$turns"]})}},
+        {"$set": {**change, **lists, **_sound_turns({"$isArray": ["$turns"]})}},
         {"$set": {"expire_time": _kept_while_used("$running", MAX_WINDOW_MS)}},
-        *_calling(worker_id, free, {"$cond": [{"$isArray": ["$waiting"]}, own, []]}),
+        *_calling(free, "$_own", at_hand),
+        {"$unset": "_own"},
     ]
 
 
@@ -340,22 +416,21 @@ def without(entries: x.Expression, names: Sequence[str]) -> x.Expression:
 # --- those that wait ------------------------------------------------------------------------------------------------
 
 
-def _others_waiting(worker_id: str) -> x.Expression:
-    """Return the well-formed entries of `waiting` that are of other workers, and still hold."""
+def _waiting(cond: x.Expression) -> x.Expression:
+    """Return the well-formed entries of `waiting` that still hold, of the workers for which the condition is true."""
     task = "$$task"
     is_task = {
         "$and": [
             {"$eq": [{"$type": f"{task}.task_id"}, "string"]},
             {"$isArray": [f"{task}.rank"]},
-            {"$isNumber": {"$arrayElemAt": [{"$cond": [{"$isArray": [f"{task}.rank"]}, f"{task}.rank", []]}, 1]}},
+            {"$isNumber": {"$arrayElemAt": [_array(f"{task}.rank"), 1]}},
         ]
     }
-    array = {"$cond": [{"$isArray": ["$$worker.tasks"]}, "$$worker.tasks", []]}
-    sound_tasks = {"$filter": {"input": array, "as": "task", "cond": is_task}}
+    sound_tasks = {"$filter": {"input": _array("$$worker.tasks"), "as": "task", "cond": is_task}}
     holds = {
         "$and": [
             {"$eq": [{"$type": "$$worker.worker_id"}, "string"]},
-            {"$ne": ["$$worker.worker_id", x.literal(worker_id)]},
+            cond,
             {"$eq": [{"$type": "$$worker.until"}, "date"]},
             {"$gt": ["$$worker.until", x.NOW]},
             {"$lt": ["$$worker.until", x.add_ms(x.NOW, _ABSURD_MS)]},
@@ -387,52 +462,80 @@ def _in_turns(entries: x.Expression) -> x.Expression:
     by_tenant = {"$map": {"input": entries, "as": "task", "in": {"of": "$$task.tenant", "task": "$$task"}}}
     begins, priority, time = ({"$arrayElemAt": ["$$each.task.key", place]} for place in range(3))
     # How many tasks of the tenant go before this one.
-    index = {"$subtract": ["$$place", {"$indexOfArray": ["$$line.of", "$$each.of"]}]}
-    tenant = {"$indexOfArray": ["$turns.tenant", "$$each.of"]}
-    last = {"$cond": [{"$gte": [tenant, 0]}, {"$arrayElemAt": ["$turns.turn", tenant]}, 0]}
+    index = {"$subtract": ["$$place", {"$indexOfArray": ["$$tenants", "$$each.of"]}]}
+    tenant = {"$indexOfArray": ["$$known", "$$each.of"]}
+    last = {"$cond": [{"$gte": [tenant, 0]}, {"$arrayElemAt": ["$$turns", tenant]}, 0]}
     entry = {"$mergeObjects": ["$$each.task", {"key": [begins, index, last, priority, time]}]}
     turned = {
         "$map": {
             "input": {"$range": [0, {"$size": "$$line"}]},
             "as": "place",
-            "in": {"$let": {"vars": {"each": {"$arrayElemAt": ["$$line", "$$place"]}}, "in": entry}},
+            "in": _with({"each": {"$arrayElemAt": ["$$line", "$$place"]}}, entry),
         }
     }
-    return _in_order({"$let": {"vars": {"line": _in_order(by_tenant)}, "in": turned}})
+    shared = {"tenants": "$$line.of", "known": "$turns.tenant", "turns": "$turns.turn"}
+    return _in_order(_with({"line": _in_order(by_tenant)}, _with(shared, turned)))
 
 
 def _sound_turns(is_fair: x.Expression) -> Document:
     """Return the turns of a fair pool. What is malformed begins anew."""
     is_sound = {"$and": [{"$eq": [{"$type": "$$of.tenant"}, "string"]}, {"$isNumber": "$$of.turn"}]}
-    turns = {"$filter": {"input": {"$cond": [{"$isArray": ["$turns"]}, "$turns", []]}, "as": "of", "cond": is_sound}}
+    turns = {"$filter": {"input": _array("$turns"), "as": "of", "cond": is_sound}}
     return {
         "turn": {"$cond": [is_fair, {"$cond": [{"$isNumber": "$turn"}, "$turn", 0]}, "$$REMOVE"]},
         "turns": {"$cond": [is_fair, turns, "$$REMOVE"]},
     }
 
 
+def _with(shared: Mapping[str, x.Expression], expression: x.Expression) -> x.Expression:
+    """Return an expression with variables, which the server evaluates once, not for each entry of an array."""
+    return {"$let": {"vars": shared, "in": expression}}
+
+
 def _ids(tasks: x.Expression) -> x.Expression:
     return {"$map": {"input": tasks, "as": "task", "in": "$$task.task_id"}}
 
 
-def _all_tasks(tasks: x.Expression) -> x.Expression:
-    """Return `tasks` of each entry of `$waiting`, as one array."""
-    each = {"$map": {"input": "$waiting", "as": "worker", "in": tasks}}
+def _all_tasks(workers: str, tasks: x.Expression) -> x.Expression:
+    """Return `tasks` of each of these entries of `waiting`, as one array."""
+    each = {"$map": {"input": workers, "as": "worker", "in": tasks}}
     return {"$reduce": {"input": each, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
 
 
-def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[Mapping[str, Any]]:
+def _calling(free: x.Expression, own: x.Expression, at_hand: int | str) -> list[Mapping[str, Any]]:
     """Return the last stages of an update: call the workers of the tasks for which `free` permits are left.
 
-    The worker itself is not called: it looks after its own tasks. If it is the only one, nobody hears of the update.
+    `own`: the entry of the worker itself. It is not called, and nobody else is for the first `at_hand` tasks that it
+    lists, because it asks for them now. If it is the only one, nobody hears of the update.
     """
-    all_tasks = {"$setUnion": [_all_tasks(_keyed("$$worker.tasks"))]}
-    in_order = {"$cond": [{"$isArray": ["$turns"]}, _in_turns(all_tasks), _in_order(all_tasks)]}
-    first = _ids(_first(in_order, "$_free"))
-    has_one = {"$gt": [{"$size": {"$setIntersection": [_ids("$$worker.tasks"), "$$first"]}}, 0]}
-    called = {"$filter": {"input": "$waiting", "as": "worker", "cond": has_one}}
-    names = {"$map": {"input": called, "as": "worker", "in": "$$worker.worker_id"}}
-    workers = {"$let": {"vars": {"first": first}, "in": {"$setUnion": [names]}}}
+
+    def every(tasks: x.Expression) -> x.Expression:
+        return {"$setUnion": [_all_tasks("$waiting", _keyed(tasks)), _keyed("$$mine")]}
+
+    best = every(_first("$$worker.tasks", "$_free"))  # the best ones come first
+    in_order = {"$cond": [{"$isArray": ["$turns"]}, _in_turns(every("$$worker.tasks")), _in_order(best)]}
+    mine = {"$cond": [{"$gt": [at_hand, 0]}, _first(_all_tasks("$_mine", "$$worker.tasks"), at_hand), []]}
+    first = _with({"mine": mine}, {"$setDifference": [_ids(_first(in_order, "$_free")), _ids("$$mine")]})
+    # Several workers may list the same task: one is called, that had room for more, and has asked last.
+    theirs = _ids("$$this.tasks")
+    has_one = {"$ne": [{"$setIntersection": [theirs, "$$value.first"]}, []]}
+    called = {
+        "$reduce": {
+            "input": {"$sortArray": {"input": "$waiting", "sortBy": {"has_room": -1, "until": -1}}},
+            "initialValue": {"first": first, "names": []},
+            "in": {
+                "$cond": [
+                    has_one,
+                    {
+                        "first": {"$setDifference": ["$$value.first", theirs]},
+                        "names": {"$concatArrays": ["$$value.names", ["$$this.worker_id"]]},
+                    },
+                    "$$value",
+                ]
+            },
+        }
+    }
+    workers = _with({"called": called}, "$$called.names")
     is_any = {"$and": [{"$gt": ["$_free", 0]}, {"$ne": ["$waiting", []]}]}
     # The time makes each call a change, so that the stream tells of it.
     text = {
@@ -445,7 +548,7 @@ def _calling(worker_id: str, free: x.Expression, waiting: x.Expression) -> list[
     is_called = {"$ne": ["$_called", []]}
     everybody = {"$concatArrays": ["$waiting", "$_mine"]}
     return [
-        {"$set": {"_mine": waiting, "waiting": _others_waiting(worker_id), "_free": free}},
+        {"$set": {"_mine": own, "_free": free}},
         {"$set": {"_called": {"$cond": [is_any, workers, []]}}},
         {
             "$set": {

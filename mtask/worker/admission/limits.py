@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
 from math import inf
+from sys import getswitchinterval
+from threading import get_ident
 from time import monotonic
 
 from mtask.errors import DatabaseError
@@ -28,7 +30,6 @@ from mtask.worker.admission.pools import Lane, Pools, PoolState, lane_of_task
 from mtask.worker.admission.requests import Requests, order_of
 from mtask.worker.admission.windows import Windows, lane_of
 from mtask.worker.log import fields, logger
-from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.queue import Entry
@@ -49,8 +50,16 @@ _POLL = 2.0
 #: after it, within `_TOGETHER`, are asked for together.
 _LEAD = 0.6 * LEAD_MS / 1000
 _TOGETHER = timedelta(milliseconds=LEAD_MS) - timedelta(seconds=_LEAD)
+#: The time that the call of a handler may take, in seconds: its first line runs so much later than it is counted.
+_CALL = 0.001
+#: The longest time for which starts are gathered that are to be stored, in seconds; for windows under 1 s, this part.
+_GATHER = 0.03
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
 _GIVE_WAY, _MAX_GIVE_WAY = 0.1, 1.0
+#: The time between the requests of workers that wait for the same starts, in seconds: the mean.
+_SPREAD = 0.03
+#: The first and the longest pause of a worker all of whose tasks others have just taken, in seconds.
+_STEP_ASIDE, _MAX_STEP_ASIDE = 0.05, 0.3
 #: The number of requests in a row that may follow each other at once where tenants take turns.
 _AT_ONCE = 2
 #: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
@@ -104,11 +113,13 @@ class Limits:
         self.windows = Windows(self.pools)
         self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
         self._to_give_back: list[HeldPermit] = []
-        #: The pools that count the start of a run, and what to add to a monotonic time for the server's time. The key
-        #: is the task and the token.
-        self._timed: dict[tuple[str, str], tuple[Sequence[PermitPool], float]] = {}
+        #: The pools that count the start of a run. The key is the task and the token.
+        self._timed: dict[tuple[str, str], Sequence[PermitPool]] = {}
         #: The starts that are to be stored, each with its pools and its time, in seconds of the server's clock.
         self._begun: list[tuple[tuple[str, str], Sequence[PermitPool], float]] = []
+        self._storing: asyncio.TimerHandle | None = None
+        #: One update of pools at a time. Two would change the same documents, and the server would make one again.
+        self._turn = asyncio.Lock()
         self._giving = asyncio.Event()
         self._wake = asyncio.Event()
         #: The tasks that were taken from the windows and have no answer yet. They still wait.
@@ -180,14 +191,18 @@ class Limits:
                 requests = self._requests.of(wanted.values(), kind, now)
                 if not requests:
                     continue
-                news = {}
-                for request in requests:
-                    state = self.pools.state(request.pool)
-                    state.withdraw_at, news[request.pool] = inf, state.news
-                    state.asks += 1
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
-                answers = await self._store.run(permits.take(requests, self._worker_id, token, gone))
+                async with self._turn:
+                    news = {}
+                    for request in requests:
+                        state = self.pools.state(request.pool)
+                        state.withdraw_at, news[request.pool] = inf, state.news
+                        state.asks += 1
+                    returned = [held for held in self._to_give_back if held.pool in news]
+                    take = permits.take(requests, self._worker_id, token, [*gone, *returned])
+                    answers = await self._store.run(take)
+                    self._to_give_back = [held for held in self._to_give_back if held not in returned]
                 for request in requests:
                     answer = answers.get(request.pool, permits.NONE)
                     claim_by = min(filter(None, (claim_by, answer.claim_by)), default=None)
@@ -240,6 +255,15 @@ class Limits:
         self._granted_cnt += len(answer.task_ids)
         if request.is_fair and pool.queue is not None:
             self.windows.advance(pool.queue, self.pools.note_turns(pool.queue, answer.turn, answer.turns))
+        if not answer.is_full and answer.under_way and not answer.task_ids:
+            # Others have taken these tasks, and are about to take the next: this worker would ask in vain again.
+            state = self.pools.state(pool)
+            state.is_listed, state.withdraw_at, state.budget = answer.is_listed, inf, 0
+            state.refusals += 1
+            pause = min(_STEP_ASIDE * 2 ** min(state.refusals - 1, 8), _MAX_STEP_ASIDE)
+            state.retry_at, state.coming = monotonic() + pause * (0.5 + random.random()), MAX_WAITING
+            self._wake.set()
+            return
         if not answer.is_full and not answer.is_listed:
             if self.pools.states.pop(pool, None) is not None:
                 self._let_ask({pool: inf})
@@ -250,7 +274,8 @@ class Limits:
             listed = (task for task in (*request.wanted, *request.waiting) if task.task_id not in answer.task_ids)
             self.pools.show(pool, [(task.tenant, order_of(task.rank)) for task in listed if task.rank is not None])
         if not answer.is_full:
-            self._let_ask({pool: inf})
+            self._see_to(pool)
+            self._open({pool: inf})  # not `_let_ask`: the tasks that have just got their permits still count as asking
             return
         now = monotonic()
         state.budget = 0
@@ -265,7 +290,9 @@ class Limits:
         next_start = inf if next_time is None else max(self._clock.monotonic_of(next_time) - _LEAD, now)
         state.coming = 0
         if next_start <= now + _POLL or (next_start < inf and not answer.is_listed):
-            state.retry_at, state.coming = next_start, answer.count_within(_TOGETHER)
+            # All workers know this time. Those that ask at the same time would ask for the same tasks.
+            state.retry_at = next_start + answer.peer_cnt * _SPREAD * random.random()
+            state.coming = max(answer.count_within(_TOGETHER), int(self.pools.rate(pool) * _TOGETHER.total_seconds()))
         elif next_start < inf:
             state.retry_at = now + _POLL  # or what is listed would no longer hold when the start is free
         elif answer.is_crowded:
@@ -286,7 +313,7 @@ class Limits:
                 self._held[admitted.token, task_id] = admitted.held[task_id]
             pools = [pool for pool in admitted.granted.get(task_id, ()) if pool in admitted.timed]
             if pools:
-                self._timed[task_id, admitted.token] = (pools, 0.0)
+                self._timed[task_id, admitted.token] = pools
 
     async def settle(self, admitted: Admitted, lost: Sequence[str]) -> None:
         """Give back the permits of the lost tasks.
@@ -300,7 +327,8 @@ class Limits:
             return
         runs = [(task_id, admitted.token) for task_id in gone]
         try:
-            await self._store.run(permits.settle(pools, self._worker_id, {}, runs))
+            async with self._turn:
+                await self._store.run(permits.settle(pools, self._worker_id, {}, runs, self._requests.room))
         except DatabaseError as error:
             logger.warning(
                 "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=str(error))
@@ -322,36 +350,39 @@ class Limits:
             self._to_give_back += held
             self._giving.set()
 
-    def time_begin(self, run: HeldRun, admitted: Admitted | None, claim_time: datetime, sent: float) -> None:
-        """Have the start of this run's handler counted, and let it wait for its time, if its starts are limited.
-
-        `claim_time`: the server's time of the claim. `sent`: the time at which the claim was sent (monotonic seconds).
-        """
+    def time_begin(self, run: HeldRun, admitted: Admitted | None) -> None:
+        """Have the start of this run's handler counted, and let it wait for its time, if its starts are limited."""
         name = (run.task_id, permits.token_of(run.run_id))
-        pools = self._timed.get(name)
-        if pools is None or admitted is None:
+        if name not in self._timed or admitted is None:
             return
         if (not_before := admitted.not_before.get(run.task_id)) is not None:
             run.not_before = self._clock.monotonic_of(not_before)
-        # The server made the claim after it was sent. So no start is counted for earlier than it was.
-        self._timed[name] = (pools[0], seconds_of(claim_time) - sent)
-        loop = asyncio.get_running_loop()
-        run.on_begin = lambda: loop.call_soon_threadsafe(self._begin, name, monotonic())
+        loop, thread = asyncio.get_running_loop(), get_ident()
+
+        def begin() -> None:
+            if get_ident() == thread:
+                self._begin(name)
+            else:  # to tell the loop may take one turn of the threads
+                loop.call_soon_threadsafe(self._begin, name, monotonic() + getswitchinterval())
+
+        run.on_begin = begin
 
     def _begin(self, name: tuple[str, str], when: float | None = None) -> None:
-        """Have the start of a handler stored, unless it was stored before."""
-        timed = self._timed.pop(name, None)
-        if timed is not None:
-            pools, offset = timed
-            self._begun.append((name, pools, offset + (monotonic() if when is None else when)))
-            self._giving.set()
+        """Have the start of a handler stored, unless it was stored before. `when`: monotonic seconds; None: now."""
+        pools = self._timed.pop(name, None)
+        if pools is not None:
+            # No start is counted for earlier than it was.
+            self._begun.append((name, pools, self._clock.latest(monotonic() if when is None else when) + _CALL))
+            if self._storing is None:
+                pause = min(_GATHER, *(self.pools.window(pool) * _GATHER for pool in pools))
+                self._storing = asyncio.get_running_loop().call_later(pause, self._giving.set)
 
     async def _store_begun(self) -> None:
-        begun, self._begun = self._begun, []
+        begun, self._begun, self._storing = self._begun, [], None
         pools = {pool for _, pools, _ in begun for pool in pools}
         times = {name: self._clock.instant_of(seconds) for name, _, seconds in begun}
         try:
-            await self._store.run(permits.settle(pools, self._worker_id, times))
+            await self._store.run(permits.settle(pools, self._worker_id, times, (), self._requests.room))
         except DatabaseError as error:
             logger.warning("starts not stored: they count for longer", extra=fields(reason=str(error)))
 
@@ -360,20 +391,29 @@ class Limits:
         while not self._is_stopping or self._to_give_back or self._begun:
             await self._giving.wait()
             self._giving.clear()
-            if self._begun:
-                await self._store_begun()
-            held, self._to_give_back = self._to_give_back, []
-            if not held:
-                continue
-            try:
-                await self._store.run(permits.give_back(held, self._worker_id))
-            except DatabaseError as error:
-                # The permits are not lost. The search for dead runs will find that the runs of these permits are
-                # closed.
-                logger.warning(
-                    "permits not given back: they are reclaimed later", extra=fields(runs=len(held), reason=str(error))
-                )
-            self._let_ask(Counter(entry.pool for entry in held))
+            async with self._turn:
+                if self._begun:
+                    await self._store_begun()
+                held, self._to_give_back = self._to_give_back, []
+                if not held:
+                    continue
+                try:
+                    await self._store.run(permits.give_back(held, self._worker_id, self._requests.room))
+                except DatabaseError as error:
+                    # The permits are not lost. The search for dead runs will find that the runs of these permits are
+                    # closed.
+                    fate = fields(runs=len(held), reason=str(error))
+                    logger.warning("permits not given back: they are reclaimed later", extra=fate)
+            pools = Counter(entry.pool for entry in held)
+            for pool in pools:
+                self._see_to(pool)
+            self._let_ask(pools)
+
+    def _see_to(self, pool: PermitPool) -> None:
+        """Ask this pool soon, or withdraw what it lists: for what this worker asks itself, no other one is called."""
+        if (state := self.pools.states.get(pool)) is not None and state.is_listed:
+            state.withdraw_at = min(state.withdraw_at, monotonic() + _ANSWER)
+            self._wake.set()
 
     async def run(self) -> None:
         """Let waiting tasks ask again when permits may be free, until `stop_trying`."""
@@ -437,20 +477,25 @@ class Limits:
 
         Where others wait, one request is made after the other: two at once would compete for the same permits.
         """
-        if not counts or self._is_closed:
-            return
-        contended = [state for pool in counts if (state := self.pools.states.get(pool)) is not None and state.is_listed]
-        asking = self._asking() if contended else set()
-        opened = []
+        states = self.pools.states
+        asking = self._asking() if any(pool in states and states[pool].is_listed for pool in counts) else set()
+        opened: dict[PermitPool, float] = {}
         for pool, count in counts.items():
-            state = self.pools.states.get(pool)
+            state = states.get(pool)
             if state is not None and state.is_listed and pool in asking:
                 state.news += 1
                 state.coming = max(state.coming, int(min(count, MAX_WAITING)))
             else:
-                self.pools.give([pool], max(count, self.windows.least_asked(pool)))
-                opened.append(pool)
-        self.windows.reopen(opened)
+                opened[pool] = count
+        self._open(opened)
+
+    def _open(self, counts: Mapping[PermitPool, float]) -> None:
+        """Let more tasks ask these pools at once, this number of each."""
+        if not counts or self._is_closed:
+            return
+        for pool, count in counts.items():
+            self.pools.give([pool], max(count, self.windows.least_asked(pool)))
+        self.windows.reopen(counts)
         self._scope.signals.room_made.send()
 
     def _asking(self) -> set[PermitPool]:
@@ -483,7 +528,8 @@ class Limits:
         if requests:
             states = self.pools.states
             asks = {request.pool: states[request.pool].asks for request in requests}
-            await self._store.run(permits.take(requests, self._worker_id, "none"))
+            async with self._turn:
+                await self._store.run(permits.take(requests, self._worker_id, "none"))
             # A request that was sent meanwhile may have come first, and what it listed is gone.
             again = [pool for pool, count in asks.items() if pool in states and states[pool].asks != count]
             self._let_ask(dict.fromkeys(again, 1))

@@ -117,6 +117,16 @@ class Pools:
         limit = self.limit_of(pool)
         return 0 if limit is None else width_of(limit)
 
+    def window(self, pool: PermitPool) -> float:
+        """Return the window in which the starts of a pool are limited, in seconds. 0: they are not limited any more."""
+        limit = self.limit_of(pool)
+        return 0.0 if limit is None else (limit.window_ms or 0) / 1000
+
+    def rate(self, pool: PermitPool) -> float:
+        """Return the most starts of a pool in a second, on average."""
+        limit, window = self.limit_of(pool), self.window(pool)
+        return (limit.starts or 0) / window if limit is not None and window else 0.0
+
     def kept(self, pool: PermitPool) -> int:
         """Return the number of a lane's tasks that are enough to keep while this pool has no permit for them."""
         return max(KEPT, 2 * self.width(pool))

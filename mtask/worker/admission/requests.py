@@ -33,11 +33,17 @@ class Requests:
     ) -> None:
         """`picked`: the tasks that were taken from the windows and have no answer yet. `held`: the permits of runs."""
         self._ledger = scope.ledger
+        self._vitals = scope.vitals
         self._clock = scope.clock
         self._pools = pools
         self._windows = windows
         self._picked = picked
         self._held = held
+
+    @property
+    def room(self) -> int:
+        """The number of tasks that this worker can still ask for now."""
+        return max(0, self._vitals.concurrency - len(self._ledger.claiming) - len(self._ledger.held))
 
     def of(self, tasks: Iterable[StoredTask], kind: int, now: datetime) -> list[PermitRequest]:
         """Return the requests for the permits of one kind. `kind`: its number, the narrowest kind is 0.
@@ -64,7 +70,9 @@ class Requests:
             is_timed = limits[pool].starts is not None
             waiting = self._waiting(pool, is_timed, ahead) if has_peers else []
             requests.append(
-                PermitRequest(pool, limits[pool], wanted, None, waiting, does_wait=has_peers, is_fair=is_fair)
+                PermitRequest(
+                    pool, limits[pool], wanted, None, waiting, self.room, does_wait=has_peers, is_fair=is_fair
+                )
             )
         return requests
 

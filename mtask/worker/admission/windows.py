@@ -27,7 +27,7 @@ _Item = tuple[Order, str, int, Entry]
 #: A bound behind all tasks: the window holds all that wait.
 ALL: Order = (True, 2**63, inf)
 #: If fewer tasks than this number wait here in a queue, and more wait in the database, a scan is wanted.
-LOW = 125
+LOW = 250
 #: The most tasks that wait here for permits of limit_keys and tenants, but at least one of each.
 _MOST_CLOSED = 1_000
 #: The most tenants of which each has a task that asks, if only one permit may be free.

@@ -76,7 +76,7 @@ class Adoption:
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
                 run.sealer = self._keys.sealer
-                self._limits.time_begin(run, attempt.admitted, own.claim_time, attempt.sent)
+                self._limits.time_begin(run, attempt.admitted)
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
@@ -138,7 +138,7 @@ class Adoption:
                 continue
             run = HeldRun(facts, document, self._handlers[facts.name], attempt.sent)
             self._meter.claimed(facts, facts.due)
-            self._limits.time_begin(run, attempt.admitted, facts.claim_time, attempt.sent)
+            self._limits.time_begin(run, attempt.admitted)
             if run.is_lease_valid:
                 held.append(run)
             else:

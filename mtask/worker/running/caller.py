@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -142,9 +142,8 @@ class Caller:
             if handler.context_parameter is not None:
                 arguments[handler.context_parameter] = context
             if handler.is_async:
-                if run.on_begin is not None:
-                    run.on_begin()
-                called.returned = await handler.function(**arguments)
+                coroutine = handler.function(**arguments)
+                called.returned = await (coroutine if run.on_begin is None else Beginning(coroutine, run.on_begin))
             else:
                 function: Callable[[], Any] = partial(handler.function, **arguments)
                 if run.on_begin is not None:
@@ -154,6 +153,33 @@ class Caller:
                 called.returned, called.raised = called.thread.take()
         except BaseException as error:  # a SystemExit that a handler raises must not end the worker
             called.raised = error
+
+
+class Beginning(Generator[Any, Any, Any]):
+    """Awaits a coroutine, and tells when its first step is over.
+
+    The system may take the processor away between any two lines. So what is told before the first line of the handler
+    may be too early.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], on_begin: Callable[[], object]) -> None:
+        self._coroutine = coroutine
+        self._on_begin: Callable[[], object] | None = on_begin
+
+    __await__ = Generator.__iter__
+
+    def send(self, value: Any) -> Any:
+        """Run the next step."""
+        try:
+            return self._coroutine.send(value)
+        finally:
+            if self._on_begin is not None:
+                self._on_begin()
+                self._on_begin = None
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception in the coroutine."""
+        return self._coroutine.throw(*error)
 
 
 def _begun(on_begin: Callable[[], object], function: Callable[[], Any]) -> Callable[[], Any]:

@@ -6,7 +6,7 @@ For each task, the ledger also knows the time of this worker's latest news about
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from time import monotonic
 
 from mtask.worker.state.held_run import HeldRun
@@ -51,7 +51,7 @@ class Ledger:
         return list(self.running.values())
 
     @property
-    def held(self) -> Iterable[HeldRun]:
+    def held(self) -> Collection[HeldRun]:
         """The runs that this worker holds. Some may not have started yet."""
         return self._held.values()
 

@@ -125,7 +125,7 @@ def test_what_was_not_claimed_is_given_back_and_a_start_counts_from_its_time(sto
     assert taken.claim_by is not None
     assert claim_time < taken.claim_by
     store.run(permits.settle([QUEUE], "w", {("task:a", "1"): claim_time}, [("task:b", "1")]))
-    assert [(e["task_id"], e["time"]) for e in stored(store)["starts"]] == [("task:a", claim_time)]
+    assert (stored(store)["starts"], stored(store)["start_times"]) == ([], [claim_time])
     assert [entry["task_id"] for entry in stored(store)["running"]] == ["task:a"]
 
 
@@ -293,6 +293,40 @@ def test_a_permit_goes_to_the_worker_that_asks_if_the_others_wait_for_worse_or_t
     assert waiting == [["t2"], ["t3"]]
 
 
+def test_for_the_tasks_that_a_worker_asks_for_itself_no_other_one_is_called(store: SyncStore) -> None:
+    ask(store, "a", wanted("t9", "t8", "t4", "t3"), limit=2)
+    ask(store, "b", wanted("t4", "t3"), limit=2)
+    held = [HeldPermit(QUEUE, entry["task_id"], entry["token"]) for entry in stored(store)["running"]]
+    store.run(permits.give_back(held[:1], "a", 1))
+    assert called(store) == []
+    store.run(permits.give_back(held, "a", 1))  # two permits, and it has room for one more run
+    assert called(store) == ["b"]
+
+
+@pytest.mark.parametrize(("at_hand", "names"), [(2, []), (1, ["b"])])
+def test_for_the_tasks_that_a_worker_asks_for_next_no_other_one_is_called(
+    store: SyncStore, at_hand: int, names: list[str]
+) -> None:
+    ask(store, "holder", wanted("h1", "h2", "h3"), limit=3)
+    ask(store, "b", wanted("t4", "t3"), limit=3)
+    store.collections["places"].update_one({}, {"$set": {"running": []}})
+    first = ask(store, "a", wanted("t5"), limit=3, waiting=wanted("t4", "t3"), at_hand=at_hand)
+    assert first.task_ids == {"t5"}
+    assert first.left == 2
+    assert called(store) == names
+
+
+@pytest.mark.parametrize(("rooms", "name"), [((0, 0), "c"), ((1, 0), "b"), ((1, 1), "c"), ((0, 1), "c")])
+def test_of_the_workers_that_list_a_task_one_is_called_that_has_room_and_has_asked_last(
+    store: SyncStore, rooms: tuple[int, int], name: str
+) -> None:
+    ask(store, "a", wanted("t9"))
+    for worker, at_hand in zip("bc", rooms, strict=True):
+        ask(store, worker, wanted("t4", "t3"), at_hand=at_hand)
+    give_back_all(store, "a")
+    assert called(store) == [name]
+
+
 def test_interrupted_tasks_go_before_any_priority(store: SyncStore) -> None:
     ask(store, "a", wanted("t9"))
     ask(store, "b", wanted("u1", begins=0))
@@ -386,7 +420,7 @@ def test_one_request_takes_equal_turns_of_its_tenants(store: SyncStore) -> None:
 
 
 @pytest.mark.parametrize("spoiled", [5, [5], [{"worker_id": "x"}], [{"worker_id": "x", "until": "y", "tasks": 1}]])
-@pytest.mark.parametrize("name", ["waiting", "turns", "turn", "call", "concurrency"])
+@pytest.mark.parametrize("name", ["waiting", "turns", "turn", "call", "concurrency", "start_times"])
 def test_what_is_malformed_in_the_order_hinders_nothing(store: SyncStore, name: str, spoiled: Any) -> None:
     for is_fair in (False, True):
         ask(store, "a", wanted("t5"), is_fair=is_fair)

@@ -127,7 +127,7 @@ def test_runs_of_permits_are_read_from_their_tasks(store: SyncStore) -> None:
         [{"task_id": "a", "token": "t", "worker_id": "w", "until": _FAR, "claim_by": _FAR, "time": _FAR, "tasks": 5}],
     ],
 )
-@pytest.mark.parametrize("name", ["running", "starts", "waiting", "turns", "call", "quiet_time"])
+@pytest.mark.parametrize("name", ["running", "starts", "start_times", "waiting", "turns", "call", "quiet_time"])
 def test_what_is_malformed_is_told_to_nobody(store: SyncStore, name: str, spoiled: Any) -> None:
     ask(store, "w1", [Wanted("task:a", rank(store, 5), "a"), Wanted("task:b", rank(store, 4), "a")], is_fair=True)
     store.database["places"].update_one({}, {"$set": {name: spoiled}}, bypass_document_validation=True)

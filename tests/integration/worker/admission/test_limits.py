@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -410,6 +410,67 @@ def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
                     patch.setattr(type(store), "run", lambda _, operation: answered_late(operation))
                     await limits.admit([waiting], "token", clock.now(), lambda *_: None)
                 assert limits.pools.retry_at(QUEUE) <= monotonic()
+
+    asyncio.run(scenario())
+
+
+async def no_polls(monkeypatch: pytest.MonkeyPatch, *benches: Bench) -> None:
+    """Have the workers ask the full pool only when they hear of a permit."""
+    monkeypatch.setattr(limits_module, "_POLL", 3_600.0)
+    pools = [bench.worker.parts.limits.pools for bench in benches]
+    await until(lambda: all(each.retry_at(QUEUE) > monotonic() + 60 for each in pools), message="polled once more")
+
+
+def test_permits_that_an_answer_leaves_free_are_asked_for_at_once(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, peer, limit, places = Gauge(), App(), Limit(concurrency=4), mongo[database_name]["places"]
+    peer.task(name="other")(lambda: None)
+    gauge.gate.clear()
+    client.limit("default", concurrency=4)
+
+    async def scenario() -> None:
+        async with (
+            working(mongo_uri, database_name, mongo, peer, worker_id="peer"),
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as bench,
+        ):
+            ghosts = [Wanted(f"ghost:{number}") for number in range(4)]
+            await bench.worker.parts.scope.store.run(permits.take([PermitRequest(QUEUE, limit, ghosts)], "g", "g"))
+            await publish(bench, 6)
+            await until(lambda: len(listed_in(mongo, database_name).get("w1", ())) == 6, message="all listed")
+            await no_polls(monkeypatch, bench)
+            call = {"running": [], "call": f"{datetime.now(UTC).isoformat()} 1\nw1\n"}  # three more came free since
+            places.update_one({"_id": QUEUE.id}, {"$set": call})
+            await until(lambda: gauge.running["all"] == 4, message="all permits used")
+            gauge.gate.set()
+
+    asyncio.run(scenario())
+
+
+def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_other_is_called(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was to see to its tasks itself, so nobody was called for them."""
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=1)
+
+    async def scenario() -> None:
+        async with (
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as one,
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2") as two,
+        ):
+            benches = {"w1": one, "w2": two}
+            await publish(one, 1)
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            holder = one.state("work:0")["worker_states"][0]["worker_id"]
+            await publish(one, 1, prefix="next ")
+            await until(lambda: set(listed_in(mongo, database_name)) == {"w1", "w2"}, message="listed")
+            await no_polls(monkeypatch, one, two)
+            monkeypatch.setattr(benches[holder].worker.parts.limits, "_let_ask", lambda counts: None)
+            gauge.gate.set()
+            await one.status("work:next 0", "SUCCESS")
+            assert one.state("work:next 0")["worker_states"][0]["worker_id"] != holder
 
     asyncio.run(scenario())
 
