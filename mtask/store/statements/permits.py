@@ -103,6 +103,7 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
         "got",
         "got_ids",
         "waits",
+        "run_out",
     )
     return [
         {"$set": {"_request": mine}},
@@ -133,6 +134,7 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
             "$set": {
                 **_with_granted(token),
                 "waiting": _without_granted(),
+                "_run_out": _run_out(),
                 "left": {"$subtract": ["$_free", "$_granted"]},
                 "_waits": _waits(),
                 "schema_version": SCHEMA_VERSION,
@@ -144,6 +146,7 @@ def take(requests: Mapping[str, Document], worker_id: str, token: str, dead: Seq
             {"$subtract": ["$_free", "$_granted"]},
             {"$cond": [{"$eq": ["$_waits", []]}, [], [own]]},
             f"{_REQUEST}.at_hand",
+            "$_run_out",
         ),
         {"$unset": [f"_{name}" for name in names]},
     ]
@@ -316,6 +319,13 @@ def _without_granted() -> x.Expression:
     is_granted = {"$in": ["$$task.task_id", "$_got_ids"]}
     left = {"$filter": {"input": "$$worker.tasks", "as": "task", "cond": {"$not": [is_granted]}}}
     return {"$map": {"input": "$waiting", "as": "worker", "in": {"$mergeObjects": ["$$worker", {"tasks": left}]}}}
+
+
+def _run_out() -> x.Expression:
+    """Return the other workers of whose listed tasks none is left. Further ones may wait there, so they are called."""
+    is_out = {"$and": [{"$ne": ["$$worker.tasks", []]}, {"$setIsSubset": ["$$worker.tasks.task_id", "$_got_ids"]}]}
+    out = {"$filter": {"input": "$waiting", "as": "worker", "cond": is_out}}
+    return {"$map": {"input": out, "as": "worker", "in": "$$worker.worker_id"}}
 
 
 def _waits() -> x.Expression:
@@ -502,11 +512,14 @@ def _all_tasks(workers: str, tasks: x.Expression) -> x.Expression:
     return {"$reduce": {"input": each, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
 
 
-def _calling(free: x.Expression, own: x.Expression, at_hand: int | str) -> list[Mapping[str, Any]]:
+def _calling(
+    free: x.Expression, own: x.Expression, at_hand: int | str, run_out: x.Expression = ()
+) -> list[Mapping[str, Any]]:
     """Return the last stages of an update: call the workers of the tasks for which `free` permits are left.
 
     `own`: the entry of the worker itself. It is not called, and nobody else is for the first `at_hand` tasks that it
-    lists, because it asks for them now. If it is the only one, nobody hears of the update.
+    lists, because it asks for them now. If it is the only one, nobody hears of the update. `run_out`: the workers that
+    are called in any case.
     """
 
     def every(tasks: x.Expression) -> x.Expression:
@@ -549,7 +562,7 @@ def _calling(free: x.Expression, own: x.Expression, at_hand: int | str) -> list[
     everybody = {"$concatArrays": ["$waiting", "$_mine"]}
     return [
         {"$set": {"_mine": own, "_free": free}},
-        {"$set": {"_called": {"$cond": [is_any, workers, []]}}},
+        {"$set": {"_called": {"$setUnion": [{"$cond": [is_any, workers, []]}, run_out]}}},
         {
             "$set": {
                 "call": {"$cond": [is_called, text, "$call"]},

@@ -109,7 +109,8 @@ class Limits:
         self._clock = scope.clock
         self._worker_id = scope.worker_id
         self._controls = controls
-        self.pools = Pools(controls)
+        self._wake = asyncio.Event()
+        self.pools = Pools(controls, self._wake.set)
         self.windows = Windows(self.pools)
         self._held: dict[tuple[str, str], Sequence[HeldPermit]] = {}
         self._to_give_back: list[HeldPermit] = []
@@ -121,7 +122,6 @@ class Limits:
         #: One update of pools at a time. Two would change the same documents, and the server would make one again.
         self._turn = asyncio.Lock()
         self._giving = asyncio.Event()
-        self._wake = asyncio.Event()
         #: The tasks that were taken from the windows and have no answer yet. They still wait.
         self._picked: dict[str, Entry] = {}
         self._requests = Requests(scope, self.pools, self.windows, self._picked, self._held)
@@ -159,9 +159,10 @@ class Limits:
     def landed(self, task_ids: Iterable[str]) -> None:
         """Let other tasks ask in place of those that did not."""
         picked = filter(None, [self._picked.pop(task_id, None) for task_id in task_ids])
-        pools = [pool for entry in picked for pool in self.pools.of(lane_of(entry))]
+        pools = Counter(pool for entry in picked for pool in self.pools.of(lane_of(entry)))
         if pools:
-            self._let_ask(Counter(pools))
+            # Others may have taken the next ones, too, of which this worker has not heard.
+            self._let_ask({pool: 2 * count for pool, count in pools.items()})
             self._wake.set()  # none may be left of those that are listed
         self.look_for_more()
 
@@ -194,12 +195,13 @@ class Limits:
                 timed.update(request.pool for request in requests if request.limit.starts is not None)
                 gone = [HeldPermit(request.pool, *run) for request in requests[:1] for run in dead]
                 async with self._turn:
-                    news = {}
+                    requests = list(map(self._requests.with_waiting, requests))
+                    before = {}
                     for request in requests:
                         state = self.pools.state(request.pool)
-                        state.withdraw_at, news[request.pool] = inf, state.news
+                        state.withdraw_at, before[request.pool] = inf, (state.news, state.came)
                         state.asks += 1
-                    returned = [held for held in self._to_give_back if held.pool in news]
+                    returned = [held for held in self._to_give_back if held.pool in before]
                     take = permits.take(requests, self._worker_id, token, [*gone, *returned])
                     answers = await self._store.run(take)
                     self._to_give_back = [held for held in self._to_give_back if held not in returned]
@@ -214,7 +216,7 @@ class Limits:
                         not_before[task_id] = max(time, not_before.get(task_id, time))
                     lost = [wanted.pop(each.task_id) for each in request.wanted if each.task_id not in answer.task_ids]
                     self._answered(lost)
-                    self._take_answer(request, answer, news[request.pool])
+                    self._take_answer(request, answer, *before[request.pool])
                     # These ask no wider pool, so other tasks may.
                     wider = (self.pools.wider(lane_of_task(task), request.pool) for task in lost)
                     self._let_ask(Counter(chain.from_iterable(wider)))
@@ -249,8 +251,8 @@ class Limits:
         for task in tasks:
             self._picked.pop(task.id, None)
 
-    def _take_answer(self, request: PermitRequest, answer: PermitGrant, news: int) -> None:
-        """Note what an answer tells of a pool. `news`: what `PoolState.news` was when it was asked."""
+    def _take_answer(self, request: PermitRequest, answer: PermitGrant, news: int, came: int) -> None:
+        """Note what an answer tells of a pool. `news`, `came`: those of its state when it was asked."""
         pool = request.pool
         self._granted_cnt += len(answer.task_ids)
         if request.is_fair and pool.queue is not None:
@@ -271,8 +273,9 @@ class Limits:
         state = self.pools.state(pool)
         state.is_listed, state.withdraw_at = answer.is_listed, inf
         if request.does_wait:
-            listed = (task for task in (*request.wanted, *request.waiting) if task.task_id not in answer.task_ids)
-            self.pools.show(pool, [(task.tenant, order_of(task.rank)) for task in listed if task.rank is not None])
+            tasks = (task for task in (*request.wanted, *request.waiting) if task.task_id not in answer.task_ids)
+            listed = {task.task_id: (task.tenant, order_of(task.rank)) for task in tasks if task.rank is not None}
+            self.pools.show(pool, listed, are_all=len(request.waiting) < self._requests.most_waiting(pool))
         if not answer.is_full:
             self._see_to(pool)
             self._open({pool: inf})  # not `_let_ask`: the tasks that have just got their permits still count as asking
@@ -304,6 +307,8 @@ class Limits:
             state.reclaim_at = now + _RECLAIM
         if not answer.is_crowded:
             state.reclaim_at = None
+        if state.came > came:
+            self.pools.list_soon(state)
         self._wake.set()
 
     def hold(self, admitted: Admitted, task_ids: Iterable[str]) -> None:

@@ -5,9 +5,10 @@ The server's answer to a request decides. What is here only keeps the worker fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from time import monotonic
 from typing import NamedTuple
 
 from mtask.model.controls import Limit
@@ -18,6 +19,10 @@ from mtask.worker.state.queue import Order
 
 #: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
 KEPT = 50
+#: A bound behind all tasks.
+ALL: Order = (True, 2**63, inf)
+#: The time within which a pool lists a new task that goes before others of its worker, in seconds.
+_LISTED_WITHIN = 0.2
 #: The most lanes whose pools are remembered. There may be as many limit_keys as tasks.
 _MAX_LANES = 10_000
 
@@ -50,10 +55,14 @@ class PoolState:
     refusals: int = 0
     #: How often permits came free. What comes while a request is under way may be later than its answer.
     news: int = 0
+    came: int = 0  #: the number of tasks that came and are to be listed
     asks: int = 0  #: the number of requests
     #: The order of the first task of this worker that the pool lists; where tenants take turns, of each tenant. A task
     #: that goes before it asks at once, so that it is listed. None: nothing is listed, because no other worker waits.
     shown: dict[str, Order] | None = None
+    #: The ids of these tasks. A task that comes later, and goes before the last of them, is to be listed soon.
+    listed: frozenset[str] = frozenset()
+    last: Order = ALL
 
 
 @dataclass(slots=True)
@@ -67,8 +76,10 @@ class _Turns:
 class Pools:
     """The pools from which the tasks of this worker need permits."""
 
-    def __init__(self, controls: Controls) -> None:
+    def __init__(self, controls: Controls, wake: Callable[[], None]) -> None:
+        """`wake` is called when a pool is to be asked earlier than was known."""
         self._controls = controls
+        self._wake = wake
         self._of: dict[Lane, tuple[PermitPool, ...]] = {}
         self._limits: dict[Lane, Sequence[tuple[PermitPool | None, Limit | None]]] = {}
         self.states: dict[PermitPool, PoolState] = {}
@@ -161,13 +172,32 @@ class Pools:
         shown = state.shown.get(self._turn_in(pool, tenant))
         return shown is None or order < shown
 
-    def show(self, pool: PermitPool, orders: Iterable[tuple[str | None, Order]]) -> None:
-        """Note the tenants and the orders of the tasks that a pool lists."""
+    def show(self, pool: PermitPool, tasks: Mapping[str, tuple[str | None, Order]], *, are_all: bool) -> None:
+        """Note the tasks that a pool lists, each with its tenant and its order. `are_all`: no others wait here."""
         shown: dict[str, Order] = {}
-        for tenant, order in orders:
+        for tenant, order in tasks.values():
             turn = self._turn_in(pool, tenant)
             shown[turn] = min(order, shown.get(turn, order))
-        self.state(pool).shown = shown
+        state = self.state(pool)
+        state.shown, state.listed = shown, frozenset(tasks)
+        state.last = ALL if are_all else max((order for _, order in tasks.values()), default=ALL)
+
+    def arrived(self, lane: Lane, task_id: str, order: Order) -> None:
+        """Have a pool asked soon that keeps a new task waiting, if it is to list the task."""
+        pool = self.closed(lane, order)
+        state = None if pool is None else self.states.get(pool)
+        if state is None or task_id in state.listed or order >= state.last:
+            return
+        state.came += 1
+        if state.shown is not None:
+            self.list_soon(state)
+
+    def list_soon(self, state: PoolState) -> None:
+        """Ask a pool soon, so that it lists what has come."""
+        soon = monotonic() + _LISTED_WITHIN
+        if soon < state.retry_at:
+            state.retry_at = soon
+            self._wake()
 
     def _turn_in(self, pool: PermitPool, tenant: str | None) -> str:
         return tenant or "" if self.takes_turns(pool) else ""

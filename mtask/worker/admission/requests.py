@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from mtask.model import rules
@@ -61,20 +62,18 @@ class Requests:
         requests = []
         for pool, ranked in found.items():
             is_fair = self._pools.takes_turns(pool)
-            ahead = self._ahead(pool, {task.id for _, task in ranked})
             # A worker alone need not say how urgent its tasks are.
             wanted = [
                 _wanted(task, rank if has_peers or is_fair else None)
                 for rank, task in sorted(ranked, key=lambda each: (each[0], each[1].id))
             ]
-            is_timed = limits[pool].starts is not None
-            waiting = self._waiting(pool, is_timed, ahead) if has_peers else []
-            requests.append(
-                PermitRequest(
-                    pool, limits[pool], wanted, None, waiting, self.room, does_wait=has_peers, is_fair=is_fair
-                )
-            )
+            requests.append(PermitRequest(pool, limits[pool], wanted, does_wait=has_peers, is_fair=is_fair))
         return requests
+
+    def with_waiting(self, request: PermitRequest) -> PermitRequest:
+        """Return the request with what waits in this worker now. Call this when the request is sent."""
+        waiting = self._waiting(request) if request.does_wait else []
+        return replace(request, waiting=waiting, at_hand=self.room)
 
     def _ahead(self, pool: PermitPool, asked: Collection[str]) -> list[Wanted]:
         """Return the tasks that another request of this worker asks a permit of this pool for, or is about to."""
@@ -85,13 +84,18 @@ class Requests:
         ]
         return [self._hinted(entry) for entry in sorted(picked, key=_order)]
 
-    def _waiting(self, pool: PermitPool, is_timed: bool, ahead: Sequence[Wanted]) -> list[Wanted]:
+    def _waiting(self, request: PermitRequest) -> list[Wanted]:
         """Return the first tasks that wait here for a permit of this pool, beside those that ask now."""
-        state = self._pools.states.get(pool)
-        if state is None and not is_timed:
+        pool = request.pool
+        if pool not in self._pools.states and request.limit.starts is None:
             return []  # the pool was not full at the last answer
-        best = self._windows.best(pool, min(MAX_WAITING, self._pools.width(pool) + _MORE), self._shared(pool))
+        ahead = self._ahead(pool, {task.task_id for task in request.wanted})
+        best = self._windows.best(pool, self.most_waiting(pool), self._shared(pool))
         return [*ahead, *map(self._hinted, best)][:MAX_WAITING]
+
+    def most_waiting(self, pool: PermitPool) -> int:
+        """Return the most tasks that a pool lists for this worker, beside those that ask now."""
+        return min(MAX_WAITING, self._pools.width(pool) + _MORE)
 
     def _shared(self, pool: PermitPool) -> set[PermitPool]:
         """Return the pools of which this worker has permits, or is asking for them, together with one of this pool.

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from mtask.store.queues.permits import PermitPool
-from mtask.worker.admission.pools import KEPT, Lane, Pools
+from mtask.worker.admission.pools import ALL, KEPT, Lane, Pools
 from mtask.worker.state.queue import Entry, Order
 
 #: The order: interrupted tasks first; then, in a fair queue, the place among the tenant's tasks, and its last turn;
@@ -24,8 +24,6 @@ from mtask.worker.state.queue import Entry, Order
 _Key = tuple[bool, int, int, int, float, str]
 #: A task in a row: its order, its task_id, a number, and its entry.
 _Item = tuple[Order, str, int, Entry]
-#: A bound behind all tasks: the window holds all that wait.
-ALL: Order = (True, 2**63, inf)
 #: If fewer tasks than this number wait here in a queue, and more wait in the database, a scan is wanted.
 LOW = 250
 #: The most tasks that wait here for permits of limit_keys and tenants, but at least one of each.
@@ -122,6 +120,7 @@ class Windows:
             self._lapsed.append(entry)
         if row.heap[0][3] is entry:
             self._offer(window, row)
+        self._pools.arrived(lane, entry.task_id, entry.order)
         return True
 
     def _is_beyond_need(self, row: _Row, entry: Entry) -> bool:

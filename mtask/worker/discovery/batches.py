@@ -17,8 +17,8 @@ from mtask.store.driver.operation import Operation
 from mtask.store.statements.filters import Filter, other_than, without_tenants
 from mtask.store.tasks import finding
 from mtask.worker.admission.admission import Admission
+from mtask.worker.admission.pools import ALL
 from mtask.worker.admission.targets import ScanTarget, scan_targets
-from mtask.worker.admission.windows import ALL
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.turns import TurnScans

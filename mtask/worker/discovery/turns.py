@@ -20,8 +20,8 @@ from mtask.store.driver.operation import Operation
 from mtask.store.statements.filters import Filter
 from mtask.store.tasks import finding
 from mtask.store.tasks.finding import Document, Scan, place_of
+from mtask.worker.admission.pools import ALL
 from mtask.worker.admission.targets import ScanTarget
-from mtask.worker.admission.windows import ALL
 from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.queue import Order
 

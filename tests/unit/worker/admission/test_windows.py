@@ -48,7 +48,7 @@ class Scene:
         """`limits`: how many runs at once `limit`, `key_limit` and `tenant_limit` allow."""
         control = _Control(**{kind: Limit(concurrency=most) for kind, most in limits.items()})
         controls = _Controls({"q": control, "other": control}, tenant_limits or {}, ("q",) if fair else ())
-        self.pools = Pools(cast(Controls, controls))
+        self.pools = Pools(cast(Controls, controls), lambda: None)
         self.windows = Windows(self.pools)
         self.queue = PreemptionQueue(1_000, lambda: NOW, is_limited=lambda _: True, limited=self.windows)
 
