@@ -264,8 +264,13 @@ def called(store: SyncStore) -> list[str]:
     return str(stored(store).get("call", "")).split("\n")[1:-1]
 
 
+def running(store: SyncStore) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = stored(store)["running"]
+    return entries
+
+
 def give_back_all(store: SyncStore, worker: str) -> None:
-    held = [HeldPermit(QUEUE, entry["task_id"], entry["token"]) for entry in stored(store)["running"]]
+    held = [HeldPermit(QUEUE, entry["task_id"], entry["token"]) for entry in running(store)]
     store.run(permits.give_back(held, worker))
 
 
@@ -296,7 +301,7 @@ def test_a_permit_goes_to_the_worker_that_asks_if_the_others_wait_for_worse_or_t
 def test_for_the_tasks_that_a_worker_asks_for_itself_no_other_one_is_called(store: SyncStore) -> None:
     ask(store, "a", wanted("t9", "t8", "t4", "t3"), limit=2)
     ask(store, "b", wanted("t4", "t3"), limit=2)
-    held = [HeldPermit(QUEUE, entry["task_id"], entry["token"]) for entry in stored(store)["running"]]
+    held = [HeldPermit(QUEUE, entry["task_id"], entry["token"]) for entry in running(store)]
     store.run(permits.give_back(held[:1], "a", 1))
     assert called(store) == []
     store.run(permits.give_back(held, "a", 1))  # two permits, and it has room for one more run
@@ -325,6 +330,21 @@ def test_of_the_workers_that_list_a_task_one_is_called_that_has_room_and_has_ask
         ask(store, worker, wanted("t4", "t3"), at_hand=at_hand)
     give_back_all(store, "a")
     assert called(store) == [name]
+
+
+def test_worker_is_called_when_others_have_taken_all_of_its_tasks_that_are_listed(store: SyncStore) -> None:
+    """It may have more: it lists only the first ones, and some may have come since."""
+    ask(store, "holder", wanted("t9", "t8"), limit=2)
+    ask(store, "b", wanted("t4", "t3"), limit=2)
+    ask(store, "c", wanted("t3"), limit=2)
+    one, _ = running(store)
+    store.run(permits.give_back([HeldPermit(QUEUE, one["task_id"], one["token"])], "a"))
+    before = called(store)
+    assert ask(store, "a", wanted("t4", "t3"), limit=2).task_ids == {"t4"}
+    assert called(store) == before  # t3 is left of both
+    give_back_all(store, "a")
+    assert ask(store, "a", wanted("t3"), limit=2).task_ids == {"t3"}
+    assert called(store) == ["b", "c"]
 
 
 def test_interrupted_tasks_go_before_any_priority(store: SyncStore) -> None:

@@ -537,6 +537,38 @@ def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
     asyncio.run(scenario())
 
 
+def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_listed_soon(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may take all that go before it, and then nobody would be called for it."""
+    monkeypatch.setattr(limits_module, "_POLL", 600.0)
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=1)
+
+    def are_listed(*keys: str) -> bool:
+        return any(tasks == [*keys] for tasks in listed_in(mongo, database_name).values())
+
+    async def scenario() -> None:
+        async with (
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as bench,
+            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2") as other,
+        ):
+            ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
+            await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
+            await publish(bench, 1)
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            await publish(bench, 1, prefix="high", priority=5)
+            await until(partial(are_listed, "high0"), message="one is listed")
+            for worker in ("w1", "w2"):
+                await publish(bench, 1, prefix=worker, specific_worker_ids=[worker])
+                await until(partial(are_listed, "high0", f"{worker}0"), message=f"the task of {worker} is listed, too")
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 4, message="all done")
+
+    asyncio.run(scenario())
+
+
 def test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
