@@ -247,15 +247,20 @@ def _still_waiting(tasks: str, *, is_fair: bool, within_ms: int | None = None) -
 def _rivals(*, is_fair: bool) -> x.Expression:
     """Return the waiting tasks of others, each once, with its key."""
     # Where tenants take turns, the worker may not know yet whose turn it is, and may ask for the wrong one of its own.
-    own = [{"$cond": [f"{_REQUEST}.is_fair", _keyed("$_still_waiting"), []]}] if is_fair else []
+    # If it asks for one of a tenant, its others of the tenant cannot go, are about to be asked for, or are gone.
+    tenants = {"$map": {"input": "$_open", "as": "task", "in": "$$task.tenant"}}
+    asks_too = {"$in": [{"$ifNull": ["$$task.tenant", ""]}, "$$tenants"]}
+    others = {"$filter": {"input": "$_still_waiting", "as": "task", "cond": {"$not": [asks_too]}}}
+    of_others = _with({"tenants": tenants}, _keyed(others))
+    own = [{"$cond": [f"{_REQUEST}.is_fair", of_others, []]}] if is_fair else []
     # A set, because several workers may wait for the same task.
     tasks: x.Expression = "$$worker.tasks"
     if not is_fair:  # the best ones come first, and no more of them matter
         tasks = _first(tasks, {"$add": ["$_free", {"$size": f"{_REQUEST}.wanted"}]})
     every = {"$setUnion": [_all_tasks("$waiting", _keyed(tasks)), *own]}
     is_mine = {"$in": ["$$task.task_id", "$$mine"]}
-    others = {"$filter": {"input": every, "as": "task", "cond": {"$not": [is_mine]}}}
-    return _with({"mine": _ids(f"{_REQUEST}.wanted")}, others)
+    rivals = {"$filter": {"input": every, "as": "task", "cond": {"$not": [is_mine]}}}
+    return _with({"mine": _ids(f"{_REQUEST}.wanted")}, rivals)
 
 
 def _by_turns() -> list[Stage]:
