@@ -1,8 +1,9 @@
 """Judges fair turns: between two starts of a tenant that has a task to start, each other tenant starts at most once.
 
-Several permits may be free at once, and then the order of the starts that take them tells nothing; nor do the workers
-know at once of each other's starts. So over a longer time, another tenant may be ahead by `_AHEAD` more turns, but it
-does not get more turns again and again.
+Several permits may be free at once, and then the order of the starts that take them tells nothing. A start that leaves
+one has not had the turn of another tenant, whose worker may be about to take it. Nor do the workers know at once of
+each other's starts. So over a longer time, another tenant may be ahead by `_AHEAD` more turns, but it does not get more
+turns again and again.
 """
 
 from __future__ import annotations
@@ -66,14 +67,25 @@ class TurnJudge:
                     if other != tenant:
                         # A task that was interrupted goes first whoever has the turn.
                         routine = [spell for spell in others if not spell.is_interrupted]
-                        yield from self._out_of_turn(str(tenant), ready, own, routine)
+                        yield from self._out_of_turn(str(tenant), ready, own, routine, worker)
+
+    def _took(self, spell: Spell, worker: Worker | None) -> bool:
+        """Whether a start took what others needed. A permit that was left may have been left for their turns."""
+        at = spell.until
+        pool = Pool(spell.task.queue)
+        pledge = None if worker is not None else (self._book.rules.pledges(spell.task, at, at) or {}).get(pool)
+        if pledge is None:
+            return True
+        return self._book.permits(pool, pledge).was_taken(pledge.limit, at, at + self._tolerance.under_way)
 
     def _is_of(self, spell: Spell, worker: Worker | None) -> bool:
         assert spell.run is not None
         is_own = worker is None or spell.run.worker == worker.id
         return is_own and self._up.since <= spell.until <= self._up.until
 
-    def _out_of_turn(self, tenant: str, ready: Times, own: Sequence[float], others: Sequence[Spell]) -> Iterator[Turn]:
+    def _out_of_turn(
+        self, tenant: str, ready: Times, own: Sequence[float], others: Sequence[Spell], worker: Worker | None
+    ) -> Iterator[Turn]:
         """Yield the starts of another tenant for which this tenant waited too long, while it had a task to start.
 
         A start of this tenant that was under way at either end counts as one in between.
@@ -89,7 +101,7 @@ class TurnJudge:
                 at_once = min(number, turns) + 1 if bisect_left(own, begun) == so_far else 0
                 least = min(least, number - bisect_left(own, spell.until - under_way))
                 ahead = number + 1 - so_far - least
-                if at_once > turns or ahead > turns + _AHEAD:
+                if (at_once > turns and self._took(spell, worker)) or ahead > turns + _AHEAD:
                     what = f"{max(at_once, ahead):.0f} turns, and {tenant} had a task to start since {since:.3f}"
                     yield Turn(spell.task.id, spell.until, what)
                     break

@@ -62,8 +62,12 @@ _SPREAD = 0.03
 _STEP_ASIDE, _MAX_STEP_ASIDE = 0.05, 0.3
 #: The number of requests in a row that may follow each other at once where tenants take turns.
 _AT_ONCE = 2
+#: The number of tasks that may ask for each one that turned out to be gone.
+_NEXT = 4
 #: The time that a called worker has to ask, in seconds. Then its waiting tasks are withdrawn, so that others may go.
 _ANSWER = 0.5
+#: The number of times that it has this time anew, while it has room for a task.
+_LATE = 2
 #: The least time between two scans for more waiting tasks, in seconds, if the first scan was useful, and if it was not.
 #: A scan was useful if at least `_USEFUL` permits were granted after it.
 _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
@@ -161,8 +165,8 @@ class Limits:
         picked = filter(None, [self._picked.pop(task_id, None) for task_id in task_ids])
         pools = Counter(pool for entry in picked for pool in self.pools.of(lane_of(entry)))
         if pools:
-            # Others may have taken the next ones, too, of which this worker has not heard.
-            self._let_ask({pool: 2 * count for pool, count in pools.items()})
+            # Others may have taken the next ones, too: see how many are gone in a few lookups.
+            self._let_ask({pool: _NEXT * count for pool, count in pools.items()})
             self._wake.set()  # none may be left of those that are listed
         self.look_for_more()
 
@@ -200,6 +204,7 @@ class Limits:
                     for request in requests:
                         state = self.pools.state(request.pool)
                         state.withdraw_at, before[request.pool] = inf, (state.news, state.came)
+                        state.late_cnt = 0
                         state.asks += 1
                     returned = [held for held in self._to_give_back if held.pool in before]
                     take = permits.take(requests, self._worker_id, token, [*gone, *returned])
@@ -518,7 +523,10 @@ class Limits:
         for pool, state in list(self.pools.states.items()):
             if state.withdraw_at == inf or (state.withdraw_at > now and self.windows.waits_for(pool)):
                 continue
-            if pool in asking and not self._is_closed:
+            # A worker that has room may be slow. But others do not wait for it for long.
+            is_late = state.late_cnt < _LATE and self._requests.room > 0 and self.windows.waits_for(pool)
+            if (is_late or pool in asking) and not self._is_closed:
+                state.late_cnt += 1
                 state.withdraw_at = now + _ANSWER  # a request is under way, or about to be sent
             else:
                 state.withdraw_at = inf

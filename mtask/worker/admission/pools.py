@@ -49,6 +49,7 @@ class PoolState:
     reclaim_at: float | None = None
     #: The time at which the waiting tasks are withdrawn, unless the worker asks before (monotonic seconds).
     withdraw_at: float = inf
+    late_cnt: int = 0  #: the number of times that this was put off
     #: Whether the pool lists tasks that wait in this worker.
     is_listed: bool = False
     #: The number of requests in a row that found no free permit.
