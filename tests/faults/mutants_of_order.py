@@ -90,7 +90,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "task-of-two-limits-is-not-listed",
         "A task is listed nowhere while its queue is full, though its own worker will return both permits.",
-        (Edit("mtask/worker/admission/requests.py", "_MORE), self._shared(pool))", "_MORE))"),),
+        (Edit("mtask/worker/admission/requests.py", "self.most_waiting(pool), self._shared(pool))", "self.most_waiting(pool))"),),
         (f"{_LIMITS_TESTS}::test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too",),
     ),
     Mutation(
@@ -128,6 +128,24 @@ ORDER_MUTATIONS = (
         "A permit is left for a better task, whose worker hears nothing of it.",
         (Edit(_STATEMENTS, '{"$cond": [is_called, text, "$call"]}', '"$call"'),),
         (f"{_PERMITS_TESTS}::test_a_worker_without_room_withdraws_and_the_next_one_is_called",),
+    ),
+    Mutation(
+        "worker-that-has-run-out-is-not-called",
+        "A worker of whose listed tasks others have taken the last one hears nothing of permits for its further tasks.",
+        (Edit(_STATEMENTS, '"_run_out": _run_out(),', '"_run_out": [],'),),
+        (f"{_PERMITS_TESTS}::test_worker_is_called_when_others_have_taken_all_of_its_tasks_that_are_listed",),
+    ),
+    Mutation(
+        "task-that-comes-later-is-not-listed",
+        "A task that comes behind those that its worker has listed waits for the next poll.",
+        (
+            Edit(
+                "mtask/worker/admission/windows.py",
+                "        self._pools.arrived(lane, entry.task_id, entry.order)\n",
+                "",
+            ),
+        ),
+        (f"{_LIMITS_TESTS}::test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_listed_soon",),
     ),
     Mutation(
         "all-that-list-a-task-are-called",

@@ -12,8 +12,8 @@ import pytest
 from mtask.model.controls import Limit
 from mtask.store.queues.permits import PermitPool
 from mtask.worker.admission.controls import Controls
-from mtask.worker.admission.pools import KEPT, Lane, Pools, PoolState
-from mtask.worker.admission.windows import ALL, SOON, Windows
+from mtask.worker.admission.pools import ALL, KEPT, Lane, Pools, PoolState
+from mtask.worker.admission.windows import SOON, Windows
 from mtask.worker.state.queue import PreemptionQueue
 
 NOW = 1000.0
