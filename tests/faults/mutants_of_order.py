@@ -90,7 +90,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "task-of-two-limits-is-not-listed",
         "A task is listed nowhere while its queue is full, though its own worker will return both permits.",
-        (Edit("mtask/worker/admission/requests.py", "self.most_waiting(pool), self._shared(pool))", "self.most_waiting(pool))"),),
+        (Edit("mtask/worker/admission/requests.py", "(pool), self._shared(pool))", "(pool))"),),
         (f"{_LIMITS_TESTS}::test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too",),
     ),
     Mutation(
