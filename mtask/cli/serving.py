@@ -26,7 +26,7 @@ from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import fields, logger, start_logging
 from mtask.worker.logkeeping.options import read_options as read_log_options
 from mtask.worker.options import WorkerOptions
-from mtask.worker.process import exit_now, handle_ends, handle_loop_error
+from mtask.worker.process import exit_now, handle_ends, run_job
 from mtask.worker.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.worker.upkeep.systemd import VARIABLES, Service, service_of
 from mtask.worker.worker import Worker
@@ -197,19 +197,7 @@ def _serve(worker: Worker) -> None:
         faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        loop.set_exception_handler(handle_loop_error)
         handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
-        job = loop.create_task(worker.run())
-        while True:
-            try:
-                loop.run_until_complete(job)
-                break
-            except (SystemExit, KeyboardInterrupt):
-                # A handler started an asyncio task, and this asyncio task called sys.exit. Only the asyncio task ends,
-                # not the worker.
-                logger.exception("a handler's own task tried to exit the process")
-                if job.done():
-                    raise
+        run_job(runner.get_loop(), worker.run())
         if worker.has_stuck_threads:
             exit_now()  # the worker has handed back the runs in those threads

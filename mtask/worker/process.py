@@ -8,15 +8,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+import pymongo
+
+import mtask
+from mtask.logs import RUN
 from mtask.worker.log import fields, logger
 
 #: The signals that ask a process to end. A closed terminal sends SIGHUP.
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Where the code is whose asyncio tasks handlers have not started, even if it runs in a handler's context.
+_OWN = tuple(f"{folder}{os.sep}" for folder in (*mtask.__path__, *pymongo.__path__))
 
 
 def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
@@ -66,6 +72,38 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     except Exception:
         error = context.get("exception")
         logger.error("a callback failed", extra=fields(reason=context.get("message")), exc_info=error)
+
+
+def run_job(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run this to its end in a loop that it shares with handlers, whatever these do to the loop.
+
+    A handler, or a task or a callback that it started, may call `sys.exit` or `loop.stop()`, or cancel all asyncio
+    tasks. It sees only its own ones, so it does not cancel those of this process.
+    """
+    loop.set_exception_handler(handle_loop_error)
+    loop.set_task_factory(_make_task)
+    job = loop.create_task(coroutine)
+    while True:
+        try:
+            loop.run_until_complete(job)
+            return
+        except (SystemExit, KeyboardInterrupt):
+            logger.exception("a handler's own task tried to exit the process")
+            if job.done():
+                raise
+        except RuntimeError:
+            if job.done():
+                raise
+            logger.error("a handler stopped the event loop, which goes on: handlers must not call loop.stop()")
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any) -> asyncio.Task[Any]:
+    """Make an asyncio task. `asyncio.all_tasks` tells only of those that handlers have started."""
+    task = asyncio.Task(coroutine, loop=loop, **given)
+    code = getattr(coroutine, "cr_code", None)
+    if RUN.get() is None or (code is not None and code.co_filename.startswith(_OWN)):
+        asyncio._unregister_task(task)
+    return task
 
 
 def exit_now(code: int = 0) -> NoReturn:

@@ -161,6 +161,33 @@ def raises_plain(context: Context, kind: str) -> None:
         raise RAISED[kind]()
 
 
+async def _stops_the_loop() -> str:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.1)
+    return "stopped"
+
+
+async def _cancels_all() -> str:
+    """Cancel all asyncio tasks that can be seen: as libraries do that were meant for a process of their own."""
+
+    async def wait() -> None:
+        await asyncio.sleep(3600)
+
+    own = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    seen = asyncio.all_tasks()
+    for task in seen:
+        task.cancel()
+    await asyncio.wait([own])
+    return "only its own" if seen == {own} else f"{len(seen)} tasks"
+
+
+SEIZED = {"stops_the_loop": _stops_the_loop, "cancels_all": _cancels_all}
+for _name, _function in SEIZED.items():
+    app.task(name=_name)(_function)
+    app.task(name=f"{_name}_isolated", isolation="process")(_function)
+
+
 _left_behind: set[asyncio.Task[None]] = set()
 
 

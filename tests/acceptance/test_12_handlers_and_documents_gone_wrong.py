@@ -118,6 +118,26 @@ def test_task_that_a_handler_left_behind_calls_sys_exit_and_the_worker_goes_on(s
     assert_works(stage, worker)
 
 
+@pytest.mark.parametrize(("handler", "told"), [("stops_the_loop", "stopped"), ("cancels_all", "only its own")])
+@pytest.mark.parametrize("where", ["", "_isolated"], ids=["in the worker", "in an executor"])
+def test_handler_that_seizes_the_event_loop_ends_neither_the_worker_nor_other_runs(
+    stage: Stage, handler: str, told: str, where: str
+) -> None:
+    worker = start(stage, "A")
+    beside = stage.client.publish("hold", {"gate": stage.gate()}, key="beside")
+    stage.wait_run(beside.task_id, "A")
+
+    for key in "12":  # the executor goes on, too
+        seizing = stage.client.publish(f"{handler}{where}", key=key, max_unexpected_retries=0)
+        (run,) = runs_of(stage.wait_status(seizing.task_id, "SUCCESS"))
+        assert run["returns"] == told
+    stage.open_gate()
+    assert len(runs_of(stage.wait_status(beside.task_id, "SUCCESS"))) == 1
+    assert_works(stage, worker)
+    worker.terminate()
+    assert worker.wait() == 0
+
+
 def test_handler_that_blocks_the_event_loop_past_the_lease_keeps_it_and_no_one_else_takes_the_task(
     stage: Stage,
 ) -> None:

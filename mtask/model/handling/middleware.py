@@ -48,7 +48,7 @@ def watch(middleware: Sequence[Around[Call]], call: Call) -> Begun:
     for around in middleware:
         try:
             begun += enter((around,), call)
-        except Exception:
+        except BaseException:  # a SystemExit must end nothing, either
             logger.exception("middleware failed, the step goes on", extra=fields(middleware=name_of(around)))
     return begun
 
@@ -81,4 +81,5 @@ def tell_of_failure(middleware: object, error: BaseException) -> None:
 
 def name_of(middleware: object) -> str:
     """Return a middleware's name for a log message."""
-    return getattr(middleware, "__qualname__", repr(middleware))
+    name: str = getattr(middleware, "__qualname__", type(middleware).__qualname__)
+    return name

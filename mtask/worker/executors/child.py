@@ -30,11 +30,11 @@ from mtask.worker.executors.lines import RunLines
 from mtask.worker.executors.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.worker.executors.processes import be_killed_first, end_with_parent
 from mtask.worker.log import fields, log_to_stderr, logger
-from mtask.worker.process import exit_now, handle_ends, handle_loop_error
+from mtask.worker.process import exit_now, handle_ends, run_job
 from mtask.worker.running.caller import Called, Caller, Observers
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
-from mtask.worker.running.outcomes import MAX_REASON, failed
+from mtask.worker.running.outcomes import MAX_REASON, name_of
 from mtask.worker.running.runner import late_value
 from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
@@ -78,7 +78,7 @@ class Child:
             case "hello":
                 self._begin(self._prepare(message))
             case "run":
-                self._begin(self._live(message))
+                self._begin(self._live_or_exit(message))
             case "stop":
                 self._begin(self._stop())
             case "paused":
@@ -128,6 +128,13 @@ class Child:
         self._channel.send({"kind": "ready"})
 
     # --- a run ----------------------------------------------------------------------------------------------
+
+    async def _live_or_exit(self, message: Message) -> None:
+        try:
+            await self._live(message)
+        except BaseException:  # else the run would be RUNNING for as long as the worker lives
+            logger.exception("the executor exits: it cannot tell what came of a run")
+            exit_now(1)
 
     async def _live(self, message: Message) -> None:
         """Run a handler, and tell the worker what came of it."""
@@ -181,12 +188,9 @@ class Child:
             done["late"] = late_value(run, called)
         else:
             is_known = isinstance(raised, LeaseLost | RunCanceled)
-            done["raised"] = None if raised is None else type(raised).__name__ if is_known else "other"
-            done["error_type"] = type(raised).__qualname__
-            if raised is not None:
-                outcome, size = failed(run, raised), 0
-            else:
-                outcome, size = self._successes.outcome(run, run.result if run.has_result else called.returned)
+            done["raised"] = None if raised is None else name_of(raised) if is_known else "other"
+            done["error_type"] = None if raised is None else name_of(raised, is_qualified=True)
+            outcome, size = self._successes.concluded(run, called.returned, raised)
             done["outcome"], done["size"] = outcome_document(outcome), size
         if self._lines is not None:
             self._lines.send()
@@ -229,13 +233,7 @@ def run() -> None:
     handle_ends(lambda *_: None)
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
-        runner.get_loop().set_exception_handler(handle_loop_error)
-        job = runner.get_loop().create_task(_main(app_path, descriptor))
-        while not job.done():
-            try:
-                runner.get_loop().run_until_complete(job)
-            except (SystemExit, KeyboardInterrupt):
-                logger.exception("a handler's own task tried to exit the process")
+        run_job(runner.get_loop(), _main(app_path, descriptor))
     exit_now(0)
 
 

@@ -31,6 +31,8 @@ from mtask.worker.log import fields, logger
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 MAX_REASON = 2000
+_UNREADABLE = "(its text cannot be read)"
+_NAME, _QUALNAME = type.__dict__["__name__"], type.__dict__["__qualname__"]
 
 
 class ExecutorDied(Exception):
@@ -67,8 +69,8 @@ def checked(returned: Any) -> tuple[Any, int, str | None]:
         return None, 0, f"the handler's return value cannot be stored as BSON: {error.reason}"
     except DocumentTooLarge as error:
         return None, 0, f"the handler's return value is too large to be stored: {error.reason}"
-    except Exception as error:
-        return None, 0, f"the handler's return value cannot be read: {type(error).__name__}: {error}"
+    except BaseException as error:  # a property of the value may raise anything
+        return None, 0, f"the handler's return value cannot be read: {name_of(error)}: {text_of(error)}"
 
 
 def ended(run: HeldRun, reason: EndReason) -> Outcome:
@@ -116,15 +118,24 @@ def _is_conflict(run: Run) -> bool:
     return is_canceled and (run.conflict or (run.fail_reason or "").startswith(_CONFLICT))
 
 
+def name_of(error: BaseException, *, is_qualified: bool = False) -> str:
+    """Return the name of an exception's class, whatever its metaclass does."""
+    name: str = (_QUALNAME if is_qualified else _NAME).__get__(type(error))
+    return name
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception; its class may raise anything when it is asked for it."""
+    try:
+        return str(error)
+    except BaseException:
+        return _UNREADABLE
+
+
 def describe(error: BaseException) -> str:
     """Return a text that describes an exception: its type, its message and the line that raised it."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be read)"
-    if isinstance(error, asyncio.CancelledError):
-        text = "the handler raised it itself"
-    kind = type(error).__name__
+    text = "the handler raised it itself" if isinstance(error, asyncio.CancelledError) else text_of(error)
+    kind = name_of(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     said = f"{kind}: {text}" if text else kind
@@ -140,7 +151,10 @@ def _outcome(
     delay_ms: int | None = None,
     conflict: bool = False,
 ) -> Outcome:
-    text = reason if isinstance(reason, str) else repr(reason)
+    try:
+        text = reason if isinstance(reason, str) else repr(reason)
+    except BaseException:
+        text = _UNREADABLE
     text = text[:MAX_REASON].encode("utf-8", "replace").decode() or "no reason given"
     return Outcome(
         run.task_id,

@@ -21,7 +21,7 @@ from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger
 from mtask.worker.running.caller import Called, Caller
 from mtask.worker.running.finisher import Finisher, refusal
-from mtask.worker.running.outcomes import checked, ended, failed
+from mtask.worker.running.outcomes import checked, ended
 from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
@@ -157,9 +157,7 @@ class Runner:
             return ended(run, reason), 0
         if called.judged is not None:
             return called.judged
-        if called.raised is not None:
-            return failed(run, called.raised), 0
-        return self._successes.outcome(run, run.result if run.has_result else called.returned)
+        return self._successes.concluded(run, called.returned, called.raised)
 
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
         """Conclude a run whose transaction has written the SUCCESS.

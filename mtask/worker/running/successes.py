@@ -1,4 +1,4 @@
-"""Successes: makes the outcome of a run whose handler returned, perhaps with the task as which the task goes on."""
+"""Successes: makes the outcome of a run whose handler has ended, perhaps with the task as which the task goes on."""
 
 from __future__ import annotations
 
@@ -12,17 +12,31 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.encoding import stored_size
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
+from mtask.worker.log import fields, logger
 from mtask.worker.running.finisher import refusal
-from mtask.worker.running.outcomes import checked
+from mtask.worker.running.outcomes import checked, describe, failed
 from mtask.worker.state.held_run import HeldRun
 
 
 class Successes:
-    """Makes the outcomes of runs whose handlers returned."""
+    """Makes the outcomes of runs whose handlers have ended."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         """`handlers` holds the app's handlers by name: a next task that is given by name gets their defaults."""
         self._handlers = handlers
+
+    def concluded(self, run: HeldRun, returned: Any, raised: BaseException | None) -> tuple[Outcome, int]:
+        """Return the outcome of a run whose handler has returned or raised this, and the size of what it stores.
+
+        To read the one or the other runs code of the app. Whatever that raises, a SystemExit even, the run fails.
+        """
+        try:
+            if raised is not None:
+                return failed(run, raised), 0
+            return self.outcome(run, run.result if run.has_result else returned)
+        except BaseException as error:
+            logger.exception("outcome could not be made", extra=fields(task=run.task_id, run=run.run_id))
+            return refusal(run, f"what the handler returned or raised cannot be read: {describe(error)}"), 0
 
     def outcome(self, run: HeldRun, returned: Any) -> tuple[Outcome, int]:
         """Return the outcome, and the size of what it stores in bytes.

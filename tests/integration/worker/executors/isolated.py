@@ -19,6 +19,7 @@ from typing import Any
 
 from mtask import App, Context, Fail, Next, Retry
 from mtask.app.middleware import FinishCall, RunCall
+from tests.integration.worker.hostile import ENDS
 
 #: If this variable is set, executors cannot start. If it holds a path, its file is written at their stop.
 BROKEN_VARIABLE, STOPPED_VARIABLE = "MTASK_TEST_BROKEN", "MTASK_TEST_STOPPED"
@@ -109,6 +110,8 @@ def raises(kind: str) -> Any:
         return object()
     if kind == "goes on":
         return Next("echo", {"value": 5}, returns="went on")
+    if kind in ENDS:
+        return ENDS[kind][0]()
     log.warning("about to fail")
     raise ValueError("a bad value")
 

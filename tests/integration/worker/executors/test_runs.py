@@ -17,6 +17,7 @@ from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
 from tests.integration.worker.executors import isolated
 from tests.integration.worker.executors.bench import isolating
+from tests.integration.worker.hostile import ENDS
 from tests.integration.worker.leaks import Before
 from tests.mongo import Client as Mongo
 from tests.mongo import until
@@ -104,6 +105,26 @@ def test_what_a_handler_raises_means_the_same(
             if kind == "goes on":
                 await it.exists("echo:raises:1/next-1")
                 await it.bench.status("echo:raises:1/next-1", "SUCCESS")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [*ENDS])
+def test_what_raises_when_its_executor_reads_it_ends_the_run_all_the_same(
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, kind: str
+) -> None:
+    _, status, reason = ENDS[kind]
+
+    async def scenario() -> None:
+        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+            task_id = await it.publish("raises", "1", {"kind": kind}, max_unexpected_retries=0)
+
+            def found() -> list[dict[str, Any]]:
+                return [run for run in it.bench.state(task_id)["worker_states"] if run["status"] == status]
+
+            run, *_ = await until(found, message=f"the run is {status}")
+            assert run["fail_reason"].startswith(reason)
+            await it.ended(await it.publish("echo", "2", {}), "SUCCESS")  # the executor goes on
 
     asyncio.run(scenario())
 

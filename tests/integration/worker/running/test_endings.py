@@ -14,7 +14,8 @@ from mtask import App, Context, TaskSpec
 from mtask.errors import DatabaseTimeout
 from mtask.worker.running import outcomes
 from mtask.worker.state.held_run import EndReason, HeldRun
-from tests.integration.worker_harness import between, working
+from tests.integration.worker.hostile import ENDS, exit_before_finishes
+from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client, until
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -370,5 +371,33 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
             suspensions = bench.worker.parts.runner._caller._transactions._suspensions  # type: ignore[attr-defined]
             await until(lambda: not suspensions and not waiting[0].suspended, message="pings go on")
             await bench.at_rest()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
+@pytest.mark.parametrize("kind", [*ENDS])
+def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
+    mongo_uri: str, database_name: str, mongo: Client, kind: str, is_async: bool
+) -> None:
+    app = App()
+    end, status, reason = ENDS[kind]
+    exit_before_finishes(app)
+
+    async def work() -> Any:
+        return end()
+
+    app.task(name="work")(work if is_async else end)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            task_id = (await bench.client.publish("work", key="1", max_unexpected_retries=0)).task_id
+            await until(lambda: run_of(bench, task_id).get("status") == status, message=f"the run is {status}")
+            assert run_of(bench, task_id)["fail_reason"].startswith(reason)
+            await bench.at_rest()
+
+    def run_of(bench: Bench, task_id: str) -> dict[str, Any]:
+        runs = bench.state(task_id)["worker_states"]
+        return dict(runs[0]) if runs else {}
 
     asyncio.run(scenario())
