@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
-from mtask.model.publishing.identity import check_key, is_text
+from mtask.model.publishing.identity import check_key, check_name, is_text
 from mtask.model.publishing.lookup import Lookup, values_by_name
 from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import TaskStatus
@@ -133,6 +133,8 @@ def criteria(
                 raise InvalidInput(f"{shown(value)} is no status: use {known}.", field="status")
             if field == "key":
                 check_key(value)
+            if field == "name":
+                check_name(value)  # else its colon would move the beginning of the key, and so a tenant's border
         texts = [str(value) for value in several]
         checked[field] = None if wanted is None else texts[0] if isinstance(wanted, str) else texts
     if lookup is not None:

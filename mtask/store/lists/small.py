@@ -49,8 +49,7 @@ def small_set(asked: Asked) -> Operation[Small | None]:
         if known is not None and len(known) <= task_names.MOST:
             ranges = filters.with_key_prefix(known, prefix)
             if (yield from count_up_to(ranges, SORTED + 1, _ID_INDEX)) <= SORTED:
-                is_by_tenant = asked.criteria.get("key_prefix") is None
-                return Small(ranges, _ID_INDEX, ("name", "key_prefix", *(["tenant"] if is_by_tenant else [])))
+                return Small(ranges, _ID_INDEX, ("name", "key_prefix"))
     matched = asked.of_statuses
     if matched is not None and (yield from count_up_to(matched, SORTED + 1, STATUS_INDEX)) <= SORTED:
         return set_of(matched)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from mtask.errors import InvalidName
 from mtask.model.controls import Limit
 from mtask.store.driver.stores import SyncStore
 from mtask.store.queues import permits
 from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
+from mtask.web.access import Caller, Role
+from mtask.web.page.routes.tasks import _ids, shown_token
 from tests.clients import claim, fail, server_now
 from tests.integration.stores import register
 from tests.integration.web.serving import Serving, with_server
@@ -115,6 +118,29 @@ def test_lists_and_counts_of_tenants_lie_apart(mongo_uri: str, database_name: st
             peeked = await server.ask("GET", f"/v1/tasks?cursor={other['next_cursor']}", token=tenant)
             assert len(peeked.json()["tasks"]) <= count
         assert len((await server.ask("GET", "/v1/tasks")).json()["tasks"]) == 10
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+@pytest.mark.parametrize("name", ["echo:umbra", "echo|.*", "", "echo\\z"])
+def test_name_that_would_move_the_border_of_a_tenant_is_refused(mongo_uri: str, database_name: str, name: str) -> None:
+    """The key of this task of umbra begins as the stored keys of acme do, behind a name with a colon."""
+
+    async def scenario(server: Serving) -> None:
+        secret = {"name": "echo", "key": "acme:k", "params": "secret"}
+        made = await server.ask("POST", "/v1/tasks", token="umbra", json=secret)
+        assert made.status_code == 201
+        asked = {"name": [name, "echo"]}
+        for method, path, given in (
+            ("GET", "/v1/tasks", {"params": asked}),
+            ("GET", "/v1/tasks:count", {"params": asked}),
+            ("POST", "/v1/bulk/cancel", {"json": {"filter": asked, "dry_run": True}}),
+        ):
+            answer = await server.ask(method, path, token="acme", **given)
+            assert answer.status_code == 422, (path, answer.text)
+            assert "secret" not in answer.text
+        with pytest.raises(InvalidName):
+            _ids(shown_token([{"name": name, "key": "k"}]), Caller("acme", Role.READ, "acme"))
 
     with_server(mongo_uri, database_name, scenario)
 

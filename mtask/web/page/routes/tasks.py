@@ -14,6 +14,7 @@ from starlette.responses import Response
 from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput
 from mtask.model.listing import Order, order_of
+from mtask.model.publishing.identity import check_name, task_id_of
 from mtask.model.publishing.tenants import check_tenant
 from mtask.model.status import TaskStatus
 from mtask.store.driver.extended_json import parse_strict
@@ -181,7 +182,7 @@ def _ids(shown: str | None, caller: Caller) -> list[str]:
         pairs = [(str(name), str(key)) for name, key in ids]
     except (ValueError, TypeError, RecursionError):
         raise InvalidInput("shown: reload the list.", field="shown") from None
-    return [f"{name}:{caller.stored_key(key)}" for name, key in pairs[:PAGE]]
+    return [task_id_of(check_name(name), caller.stored_key(key)) for name, key in pairs[:PAGE]]
 
 
 def shown_token(rows: list[dict[str, Any]]) -> str:
