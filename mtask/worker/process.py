@@ -13,16 +13,15 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-import pymongo
-
 import mtask
 from mtask.logs import RUN
+from mtask.store.driver.types import DRIVER_FOLDERS
 from mtask.worker.log import fields, logger
 
 #: The signals that ask a process to end. A closed terminal sends SIGHUP.
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Where the code is whose asyncio tasks handlers have not started, even if it runs in a handler's context.
-_OWN = tuple(f"{folder}{os.sep}" for folder in (*mtask.__path__, *pymongo.__path__))
+_OWN = tuple(f"{folder}{os.sep}" for folder in (*mtask.__path__, *DRIVER_FOLDERS))
 
 
 def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import pymongo
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection as _AsyncCollection
 from pymongo.asynchronous.mongo_client import AsyncMongoClient as _AsyncMongoClient
@@ -17,3 +18,5 @@ SyncSession: TypeAlias = ClientSession
 AsyncMongoClient: TypeAlias = _AsyncMongoClient[dict[str, Any]]
 AsyncCollection: TypeAlias = _AsyncCollection[dict[str, Any]]
 AsyncSession: TypeAlias = AsyncClientSession
+#: Where the code of the driver is.
+DRIVER_FOLDERS: tuple[str, ...] = tuple(pymongo.__path__)
