@@ -737,7 +737,7 @@ class Client(SyncConnection):
         """Return what metrics tell of all workers and queues.
 
         Workers store what they counted every 10 s. The counts of tasks are shared by all who ask, and counted anew
-        after a pause of 150 times the time that the counting took.
+        after a pause of 300 times the time that the counting took, 2 s at least.
         """
         return self._run(metric_requests.read())
 

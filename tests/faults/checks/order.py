@@ -70,6 +70,7 @@ class OrderJudge:
         self._runs = runs
         self._works = works
         self._faults = [replace(f, start=f.start + clock.epoch, end=f.end + clock.epoch) for f in faults]
+        self._ups: dict[str, list[Up]] = {}
 
     def judge(self, changes: Iterable[Document], ends: Iterable[Document]) -> None:
         """Judge all starts. `changes`: the limits as they were set. `ends`: the ends of worker processes."""
@@ -160,7 +161,10 @@ class OrderJudge:
 
     def _held_up(self, worker_id: str) -> list[Up]:
         """Return when a worker was frozen, blocked or cut off, and a while longer."""
+        if worker_id in self._ups:  # each start asks, and there are as many runs
+            return self._ups[worker_id]
         found = [Up(f.start, f.end + _RECOVERY) for f in self._faults if _is_against(f, worker_id)]
+        self._ups[worker_id] = found
         for run in self._runs.values():
             if run.worker_id == worker_id and run.task_id.startswith(f"{_HOG}:"):
                 end = run.end_time or run.ping_expire_time
