@@ -719,8 +719,8 @@ class ControlUnconfirmed(WorkerError):
     def __init__(self, kind: str, target: str, done: str, worker_ids: list[str]) -> None:
         super().__init__(
             f"{kind} {target!r} is {done}, but these workers have not confirmed it yet: "
-            f"{', '.join(worker_ids[:10])}. A worker that has died drops out when its heartbeat expires. One whose "
-            "event loop is blocked lives on, and confirms when the handler lets go that its log names: else end it."
+            f"{', '.join(worker_ids[:10])}. A worker that has died drops out when its heartbeat expires. A worker "
+            "whose event loop is blocked confirms when the handler lets go. Its log names the handler."
         )
         self.kind = kind
         self.target = target

@@ -164,11 +164,11 @@ class OrderJudge:
         if worker_id in self._ups:  # each start asks, and there are as many runs
             return self._ups[worker_id]
         found = [Up(f.start, f.end + _RECOVERY) for f in self._faults if _is_against(f, worker_id)]
-        self._ups[worker_id] = found
         for run in self._runs.values():
             if run.worker_id == worker_id and run.task_id.startswith(f"{_HOG}:"):
                 end = run.end_time or run.ping_expire_time
                 found.append(Up(run.claim_time.timestamp(), end.timestamp() + _RECOVERY))
+        self._ups[worker_id] = found
         return found
 
     # --- faults ---------------------------------------------------------------------------------------------------

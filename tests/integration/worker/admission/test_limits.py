@@ -73,6 +73,20 @@ async def two_workers(uri: str, database: str, mongo: Mongo, app: App) -> AsyncI
         yield bench
 
 
+@asynccontextmanager
+async def one_of_two_runs(uri: str, database: str, mongo: Mongo, gauge: Gauge) -> AsyncIterator[Bench]:
+    """Run two workers that know each other, and a task that waits at the gate; return the first one's bench."""
+    async with (
+        working(uri, database, mongo, gauge.app, worker_id="w1") as bench,
+        working(uri, database, mongo, gauge.app, worker_id="w2") as other,
+    ):
+        ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
+        await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
+        await publish(bench, 1)
+        await until(lambda: gauge.running["all"] == 1, message="one runs")
+        yield bench
+
+
 async def publish(bench: Bench, count: int, *, prefix: str = "", **given: Any) -> None:
     for number in range(count):
         await bench.client.publish("work", key=f"{prefix}{number}", **given)
@@ -520,14 +534,7 @@ def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
         return any(tasks[:1] == [key] for tasks in listed_in(mongo, database_name).values())
 
     async def scenario() -> None:
-        async with (
-            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as bench,
-            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2") as other,
-        ):
-            ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
-            await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
-            await publish(bench, 1)
-            await until(lambda: gauge.running["all"] == 1, message="one runs")
+        async with one_of_two_runs(mongo_uri, database_name, mongo, gauge) as bench:
             for name, priority in (("low", 0), ("high", 5), ("higher", 9)):
                 await publish(bench, 1, prefix=name, priority=priority)
                 await until(partial(is_first, f"{name}0"), message=f"{name} is listed first")
@@ -550,14 +557,7 @@ def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_listed_s
         return any(tasks == [*keys] for tasks in listed_in(mongo, database_name).values())
 
     async def scenario() -> None:
-        async with (
-            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as bench,
-            working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2") as other,
-        ):
-            ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
-            await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
-            await publish(bench, 1)
-            await until(lambda: gauge.running["all"] == 1, message="one runs")
+        async with one_of_two_runs(mongo_uri, database_name, mongo, gauge) as bench:
             await publish(bench, 1, prefix="high", priority=5)
             await until(partial(are_listed, "high0"), message="one is listed")
             for worker in ("w1", "w2"):
