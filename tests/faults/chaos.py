@@ -23,7 +23,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=15.0, help="how long the nemeses work")
     parser.add_argument("--seed", help="repeats an earlier run's faults and load [a fresh one]")
-    parser.add_argument("--rate", type=float, default=120.0, help="tasks published a second")
+    parser.add_argument("--rate", type=float, default=120.0, help="tasks published a second, if the workers follow")
     parser.add_argument("--nemesis", action="append", default=[], choices=nemeses.names(), help="only this one")
     parser.add_argument("--spare", metavar="WORKER", choices=WORKERS, help="a worker that no nemesis ends (w1 to w5)")
     parser.add_argument(

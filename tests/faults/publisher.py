@@ -7,6 +7,7 @@ and goes on. So does it after an error, as any service with idempotency keys wou
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import threading
 import time
@@ -15,6 +16,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from pymongo.errors import PyMongoError
+
 import mtask
 from mtask.errors import MtaskError, TaskError
 from tests.faults import flow_load, load
@@ -22,6 +25,9 @@ from tests.faults.history import Call, History, Ledger
 
 #: Between two tries of what the database did not answer, in seconds.
 _PAUSE = 0.1
+#: The workers keep up with the publisher while half of a batch has begun after this time, in seconds. If they do not,
+#: it waits: on a machine that cannot carry the load, every delay would be the machine's.
+_BEGUN_WITHIN = 2.0
 
 
 class Publisher:
@@ -44,7 +50,10 @@ class Publisher:
         self._is_stopped.set()
 
     def run(self) -> None:
-        """Publish at the rate asked for; what a break has delayed is caught up with, at most ten times as fast."""
+        """Publish at the rate asked for, or as fast as the workers follow.
+
+        What a break has delayed is caught up with, at most ten times as fast.
+        """
         due = time.monotonic()
         while not self._is_stopped.is_set():
             for call in load.gather_calls(self._seed, self._name, self._batch):
@@ -58,7 +67,24 @@ class Publisher:
             self._batch += 1
             due += self._pause
             self._is_stopped.wait(max(self._pause / 10, due - time.monotonic()))
+            while not self._is_stopped.is_set() and not self._do_workers_follow():
+                due = time.monotonic()  # what the workers could not do is not caught up with
+                self._is_stopped.wait(self._pause)
         self._client.close()
+
+    def _do_workers_follow(self) -> bool:
+        """Whether half of the tasks have begun that were published before the last `_BEGUN_WITHIN` seconds."""
+        earlier = self._batch - 1 - math.ceil(_BEGUN_WITHIN / self._pause)
+        if earlier < 0:
+            return True
+        task_ids = [
+            load.task_id_of(spec) for spec in load.specs(self._seed, self._name, earlier, self._workers, self._database)
+        ]
+        waiting = {"_id": {"$in": task_ids}, "task_state.status": "INIT"}
+        try:
+            return self._client.tasks.count_documents(waiting) <= load.BATCH / 2
+        except PyMongoError:
+            return True  # the next call waits for the database
 
     def _publish_batch(self, batch: int) -> None:
         specs = load.specs(self._seed, self._name, batch, self._workers, self._database)

@@ -16,8 +16,8 @@ from mtask.worker.state.clock import seconds_of
 from mtask.worker.state.queue import Entry, Order
 from mtask.worker.state.scope import Scope
 
-#: How many more tasks of this worker a pool lists than permits can be free at once. Other workers know some of them,
-#: too, and what they take is listed no longer.
+#: How many more tasks of this worker a pool lists than it can begin at once. Other workers know some of them, too, and
+#: what they take is listed no longer.
 _MORE = 10
 
 
@@ -95,7 +95,7 @@ class Requests:
 
     def most_waiting(self, pool: PermitPool) -> int:
         """Return the most tasks that a pool lists for this worker, beside those that ask now."""
-        return min(MAX_WAITING, self._pools.width(pool) + _MORE)
+        return min(MAX_WAITING, min(self._pools.width(pool), self._vitals.concurrency) + _MORE)
 
     def _shared(self, pool: PermitPool) -> set[PermitPool]:
         """Return the pools of which this worker has permits, or is asking for them, together with one of this pool.
