@@ -20,6 +20,7 @@ MtaskError
 │   ├── PreconditionFailed       the task has changed since the caller read it, and the caller gave `if_match`
 │   ├── TaskNotFinished          the operation needs a finished task, and this task has not finished
 │   ├── DependencyFailed         a step cannot run again before a dependency that failed does
+│   ├── DependencyMissing        a step cannot run again, as a dependency of it is not there any more
 │   ├── NotInFlow                a task of no flow cannot have children
 │   ├── StepExists               another task has the `_id` of a child
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
@@ -211,15 +212,19 @@ class TaskError(MtaskError):
 
 
 class TaskExists(TaskError):
-    """A task with this name and key exists, and the caller used publish(if_exists="reject")."""
+    """A task with this name and key exists, and the caller used publish(if_exists="reject").
+
+    Also raised if it exists, and is not of the tenant for which a task was published.
+    """
 
     exit_code = 5
 
-    def __init__(self, task_id: str) -> None:
-        super().__init__(
-            task_id,
-            f"task {task_id} exists already. Choose another key, or keep or update the existing task (if_exists).",
-        )
+    def __init__(self, task_id: str, *, not_of: str | None = None) -> None:
+        """`not_of`: the tenant of which the existing task is not."""
+        what = "Choose another key, or keep or update the existing task (if_exists)."
+        if not_of is not None:
+            what = f"It is not of the tenant {not_of!r}: choose another key, or see docs/tenants.md for older tasks."
+        super().__init__(task_id, f"task {task_id} exists already. {what}")
 
 
 class TaskRunning(TaskError):
@@ -306,6 +311,21 @@ class DependencyFailed(TaskError):
             task_id, f"task {task_id!r} cannot run: it depends on {dependency!r}, which failed. Retry that task first."
         )
         self.dependency = dependency
+
+
+class DependencyMissing(TaskError):
+    """A step cannot run again without the result of a dependency that was removed, or whose retention is over."""
+
+    exit_code = 5
+
+    def __init__(self, task_id: str, dependencies: Sequence[str]) -> None:
+        named = ", ".join(map(repr, dependencies[:3])) + (", ..." if len(dependencies) > 3 else "")
+        super().__init__(
+            task_id,
+            f"task {task_id!r} cannot run again: it needs the results of {named}, removed by somebody or by retention. "
+            "Publish the flow anew under another key.",
+        )
+        self.dependencies = tuple(dependencies)
 
 
 class NotInFlow(TaskError):

@@ -31,7 +31,7 @@ class Next:
     first), and this task's lookups beside its own. If this task is a step of a flow, so is the next one, and steps that
     depend on this task wait for it, too. The other arguments mean the same as in `Client.publish`.
 
-    The next task's key is made from the id of the first task: `NAME:KEY/next-1`, then `NAME:KEY/next-2`. It is
+    The next task's key is made from the id of the first task: `@NAME:KEY/next-1`, then `@NAME:KEY/next-2`. It is
     `KEY/next-1` in a flow, and where the next task has the name of the first one. Where a task goes on once more in a
     later round, the key ends in `-round-2`. The next task is of the same tenant.
     """
@@ -93,7 +93,8 @@ class Next:
         spec = TaskSpec(
             chosen,
             self.params,
-            key=f"{first_key if is_clear else task_id_of(first_name, first_key)}/{suffix}",
+            # Without the "@", the key would begin like those of a tenant that is named like the task.
+            key=f"{first_key if is_clear else '@' + task_id_of(first_name, first_key)}/{suffix}",
             tenant=before.tenant,
             queue=self.queue,
             start_time=self.start_time,

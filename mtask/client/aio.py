@@ -16,6 +16,7 @@ from mtask.lazy import LazyModule
 from mtask.model.actions import DONE, Intent
 from mtask.model.encryption.encryption import name_of_key
 from mtask.model.publishing.tenants import stored_key
+from mtask.store.driver.operation import for_everybody
 
 if TYPE_CHECKING:
     from mtask.client.asking import flow_requests, flows, several
@@ -315,6 +316,7 @@ class AsyncClient(AsyncConnection):
             worker_id=worker_id,
             lookup=lookup,
             tenant=self._tenant,
+            owner=self._owner,
         )
         if fields is None:
             return await self._run(requests.find(criteria, limit, after, self._tenant))
@@ -397,6 +399,7 @@ class AsyncClient(AsyncConnection):
             key_prefix=key_prefix,
             params=params,
             tenant=self._tenant,
+            owner=self._owner,
         )
         return await self._run(pages.page(criteria, since, until, limit, cursor, fields))
 
@@ -417,6 +420,7 @@ class AsyncClient(AsyncConnection):
             worker_id=None,
             lookup=lookup,
             tenant=self._tenant,
+            owner=self._owner,
         )
         return await self._run(requests.count(criteria))
 
@@ -448,6 +452,7 @@ class AsyncClient(AsyncConnection):
             key_prefix=key_prefix,
             params=params,
             tenant=self._tenant,
+            owner=self._owner,
         )
         return await self._run(pages.count_up_to(criteria, most))
 
@@ -460,7 +465,7 @@ class AsyncClient(AsyncConnection):
         Tasks of lower priorities that were handed back are looked for among the first ones only.
         Raises TaskNotFound or MalformedTask.
         """
-        return await self._run(position.find(pointing.identify(task, key, self._tenant), self._tenant))
+        return await self._run(position.find(pointing.identify(task, key, self._tenant), self._owner))
 
     async def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
@@ -670,7 +675,8 @@ class AsyncClient(AsyncConnection):
             key_prefix=key_prefix,
             params=params,
         )
-        return await self._run(bulk_requests.plan(action, criteria, bulk_requests.within_of(self._tenant, within)))
+        restricted = bulk_requests.within_of(self._tenant, within)
+        return await self._run(bulk_requests.plan(action, criteria, restricted, self._owner))
 
     async def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
         """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
@@ -722,11 +728,11 @@ class AsyncClient(AsyncConnection):
         This reads every task. With `most`, it reads at most that number of each status, and says in `is_more` whether
         a count is incomplete. A client of a tenant always reads all tasks of its tenant.
         """
-        return await self._run(backlog.stats(None if most is None else pages.check_most(most), self._tenant))
+        return await self._run(backlog.stats(None if most is None else pages.check_most(most), self._owner))
 
     async def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
         """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
-        return await self._run(by_queue.queues(pages.check_most(most)))
+        return await self._run(for_everybody(by_queue.queues(pages.check_most(most))))
 
     async def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""
@@ -986,7 +992,7 @@ class AsyncClient(AsyncConnection):
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
-        return await self._run(scheduling.every(self._tenant))
+        return await self._run(scheduling.every(self._owner))
 
     async def pause_schedule(self, schedule_id: str) -> Schedule:
         """Stop firing a schedule until it is resumed. Raises ScheduleNotFound."""
@@ -1020,7 +1026,8 @@ class AsyncClient(AsyncConnection):
         is there when its run has ended, or a few seconds after it was written (docs/logs.md). Raises InvalidInput, and
         TaskNotFound if there is neither a log nor a task.
         """
-        return await self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id))
+        task_id = pointing.identify(task, key, self._tenant)
+        return await self._run(run_log_requests.of_task(task_id, run_id, self._owner))
 
     # --- data keys ------------------------------------------------------------------------------------------
 
@@ -1084,7 +1091,7 @@ class AsyncClient(AsyncConnection):
 
     async def inspect(self, task_id: str) -> explain.Inspected:
         """Return a task with the reasons why it waits, or a malformed document with its fault; raise TaskNotFound."""
-        return await self._run(explain.inspect(task_id, self._tenant))
+        return await self._run(explain.inspect(task_id, self._owner))
 
     async def diagnose(self, *, patience: timedelta = OVERDUE) -> list[Finding]:
         """Examine the server, the collections, the workers and the tasks; return the findings. This changes nothing.

@@ -21,7 +21,7 @@ from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.tenants import check_tenant
 from mtask.store import diagnosis
 from mtask.store.driver import connect
-from mtask.store.driver.operation import Operation, T
+from mtask.store.driver.operation import Operation, T, owned
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.layout import setup
 from mtask.store.tasks import transactions
@@ -62,7 +62,7 @@ class AsyncConnection:
         tenant: str | None = None,
         encryption: Encryption | None = None,
     ) -> None:
-        self._tenant = None if tenant is None else check_tenant(tenant)
+        self._tenant = self._owner = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             from mtask.settings import read_settings  # a client that is given its URI needs no settings
@@ -110,9 +110,22 @@ class AsyncConnection:
         tenant gave. Searches, counts, events, flows and schedules hold nothing of other tenants. The calls about
         queues, workers and controls mean those of all. Raises InvalidInput.
         """
-        own = copy.copy(self)
-        own._tenant, own._owns_client = check_tenant(tenant), False
+        own = self.bound_to(tenant)
+        own._tenant = own._owner
         return own
+
+    def bound_to(self, tenant: str) -> Self:
+        """Return a client that reads and changes the tasks of this tenant alone, whatever it is asked for.
+
+        It shares the connection of this client. Unlike those of `for_tenant`, its calls mean stored keys, and it
+        publishes for no tenant unless it is told to. Raises InvalidInput.
+        """
+        own = copy.copy(self)
+        own._owner, own._owns_client = check_tenant(tenant), False
+        return own
+
+    def _kept_to_owner(self, operation: Operation[T]) -> Operation[T]:
+        return operation if self._owner is None else owned(operation, self._owner)
 
     async def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
@@ -176,7 +189,7 @@ class AsyncConnection:
     async def _run(self, operation: Operation[T], session: Any = None) -> T:
         if not self._ready.is_set():
             await self._make_ready()
-        result = await self._execute(operation, session)
+        result = await self._execute(self._kept_to_owner(operation), session)
         if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
             await self._execute(opening)
         return result
@@ -185,10 +198,10 @@ class AsyncConnection:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""
         await self._make_ready()
         if session is not None:
-            return await self._execute(make(), session)
+            return await self._execute(self._kept_to_owner(make()), session)
         if isinstance(self._store, AsyncStore):
-            return await transactions.transact_async(self._store, make)
-        return await asyncio.to_thread(transactions.transact, self._store, make)
+            return await transactions.transact_async(self._store, lambda: self._kept_to_owner(make()))
+        return await asyncio.to_thread(transactions.transact, self._store, lambda: self._kept_to_owner(make()))
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
         """Call a slow function in a thread, so that the event loop stays free."""

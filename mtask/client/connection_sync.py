@@ -22,7 +22,7 @@ from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.tenants import check_tenant
 from mtask.store import diagnosis
 from mtask.store.driver import connect
-from mtask.store.driver.operation import Operation, T
+from mtask.store.driver.operation import Operation, T, owned
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.tasks import transactions
@@ -63,7 +63,7 @@ class SyncConnection:
         tenant: str | None = None,
         encryption: Encryption | None = None,
     ) -> None:
-        self._tenant = None if tenant is None else check_tenant(tenant)
+        self._tenant = self._owner = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
             from mtask.settings import read_settings  # a client that is given its URI needs no settings
@@ -109,9 +109,22 @@ class SyncConnection:
         tenant gave. Searches, counts, events, flows and schedules hold nothing of other tenants. The calls about
         queues, workers and controls mean those of all. Raises InvalidInput.
         """
-        own = copy.copy(self)
-        own._tenant, own._owns_client = check_tenant(tenant), False
+        own = self.bound_to(tenant)
+        own._tenant = own._owner
         return own
+
+    def bound_to(self, tenant: str) -> Self:
+        """Return a client that reads and changes the tasks of this tenant alone, whatever it is asked for.
+
+        It shares the connection of this client. Unlike those of `for_tenant`, its calls mean stored keys, and it
+        publishes for no tenant unless it is told to. Raises InvalidInput.
+        """
+        own = copy.copy(self)
+        own._owner, own._owns_client = check_tenant(tenant), False
+        return own
+
+    def _kept_to_owner(self, operation: Operation[T]) -> Operation[T]:
+        return operation if self._owner is None else owned(operation, self._owner)
 
     def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
@@ -169,7 +182,7 @@ class SyncConnection:
 
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
         self._make_ready()
-        result = self._store.run(operation, session)
+        result = self._store.run(self._kept_to_owner(operation), session)
         if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
             self._store.run(opening)
         return result
@@ -178,8 +191,8 @@ class SyncConnection:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""
         self._make_ready()
         if session is not None:
-            return self._store.run(make(), session)
-        return transactions.transact(self._store, make)
+            return self._store.run(self._kept_to_owner(make()), session)
+        return transactions.transact(self._store, lambda: self._kept_to_owner(make()))
 
     def _compute(self, function: Callable[..., T], *args: Any) -> T:
         return function(*args)

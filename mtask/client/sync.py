@@ -17,6 +17,7 @@ from mtask.lazy import LazyModule
 from mtask.model.actions import DONE, Intent
 from mtask.model.encryption.encryption import name_of_key
 from mtask.model.publishing.tenants import stored_key
+from mtask.store.driver.operation import for_everybody
 
 if TYPE_CHECKING:
     from mtask.client.asking import flow_requests, flows, several
@@ -316,6 +317,7 @@ class Client(SyncConnection):
             worker_id=worker_id,
             lookup=lookup,
             tenant=self._tenant,
+            owner=self._owner,
         )
         if fields is None:
             return self._run(requests.find(criteria, limit, after, self._tenant))
@@ -398,6 +400,7 @@ class Client(SyncConnection):
             key_prefix=key_prefix,
             params=params,
             tenant=self._tenant,
+            owner=self._owner,
         )
         return self._run(pages.page(criteria, since, until, limit, cursor, fields))
 
@@ -418,6 +421,7 @@ class Client(SyncConnection):
             worker_id=None,
             lookup=lookup,
             tenant=self._tenant,
+            owner=self._owner,
         )
         return self._run(requests.count(criteria))
 
@@ -449,6 +453,7 @@ class Client(SyncConnection):
             key_prefix=key_prefix,
             params=params,
             tenant=self._tenant,
+            owner=self._owner,
         )
         return self._run(pages.count_up_to(criteria, most))
 
@@ -461,7 +466,7 @@ class Client(SyncConnection):
         Tasks of lower priorities that were handed back are looked for among the first ones only.
         Raises TaskNotFound or MalformedTask.
         """
-        return self._run(position.find(pointing.identify(task, key, self._tenant), self._tenant))
+        return self._run(position.find(pointing.identify(task, key, self._tenant), self._owner))
 
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
@@ -671,7 +676,8 @@ class Client(SyncConnection):
             key_prefix=key_prefix,
             params=params,
         )
-        return self._run(bulk_requests.plan(action, criteria, bulk_requests.within_of(self._tenant, within)))
+        restricted = bulk_requests.within_of(self._tenant, within)
+        return self._run(bulk_requests.plan(action, criteria, restricted, self._owner))
 
     def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
         """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
@@ -723,11 +729,11 @@ class Client(SyncConnection):
         This reads every task. With `most`, it reads at most that number of each status, and says in `is_more` whether
         a count is incomplete. A client of a tenant always reads all tasks of its tenant.
         """
-        return self._run(backlog.stats(None if most is None else pages.check_most(most), self._tenant))
+        return self._run(backlog.stats(None if most is None else pages.check_most(most), self._owner))
 
     def queues(self, *, most: int = counting.MOST) -> list[QueueCounts]:
         """Return the tasks of each queue by status, counted up to `most`, and when the oldest of its tasks is due."""
-        return self._run(by_queue.queues(pages.check_most(most)))
+        return self._run(for_everybody(by_queue.queues(pages.check_most(most))))
 
     def workers(self, *, live_only: bool = True) -> list[WorkerDocument]:
         """Return the live workers. With `live_only=False`, return all workers on record."""
@@ -987,7 +993,7 @@ class Client(SyncConnection):
 
     def schedules(self) -> list[Schedule]:
         """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
-        return self._run(scheduling.every(self._tenant))
+        return self._run(scheduling.every(self._owner))
 
     def pause_schedule(self, schedule_id: str) -> Schedule:
         """Stop firing a schedule until it is resumed. Raises ScheduleNotFound."""
@@ -1021,7 +1027,7 @@ class Client(SyncConnection):
         is there when its run has ended, or a few seconds after it was written (docs/logs.md). Raises InvalidInput, and
         TaskNotFound if there is neither a log nor a task.
         """
-        return self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id))
+        return self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id, self._owner))
 
     # --- data keys ------------------------------------------------------------------------------------------
 
@@ -1085,7 +1091,7 @@ class Client(SyncConnection):
 
     def inspect(self, task_id: str) -> explain.Inspected:
         """Return a task with the reasons why it waits, or a malformed document with its fault; raise TaskNotFound."""
-        return self._run(explain.inspect(task_id, self._tenant))
+        return self._run(explain.inspect(task_id, self._owner))
 
     def diagnose(self, *, patience: timedelta = OVERDUE) -> list[Finding]:
         """Examine the server, the collections, the workers and the tasks; return the findings. This changes nothing.

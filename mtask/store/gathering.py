@@ -101,7 +101,7 @@ def _publish(
     known = None if asked is None else asked[task.task_id if exists else ""]
     call = _sent(task, policy, call_id, known.time if known else gathering.asked_time())
     if known is not None and known.is_untouched:
-        guard, stages = gathering.untouched(task.task_id), gathering.add_untouched(call)
+        guard, stages = gathering.untouched(task.task_id) | task.guard(), gathering.add_untouched(call)
         verdict = yield from _add(guard, stages, call)
         if verdict is not None:
             return _result(task.task_id, policy, verdict)
@@ -109,11 +109,11 @@ def _publish(
         if not exists and (yield from _insert(task, call)):
             return Published(task.task_id, created=True, updated=False)
         stages = [*close_lapsed(), gathering.reopen(call), *derive(), *gathering.add(call)]
-        verdict = yield from _add({"_id": task.task_id}, stages, call)
+        verdict = yield from _add(task.guard(), stages, call)
         if verdict is not None:
             return _result(task.task_id, policy, verdict)
         exists = False  # the task has been removed meanwhile
-    raise TaskExists(task.task_id)
+    raise TaskExists(task.task_id, not_of=task.tenant)
 
 
 def _sent(task: NewTask, policy: GatherPolicy, call_id: str, time: x.Expression) -> SentCall:
@@ -177,14 +177,14 @@ def publish_once_a_window(task: NewTask, window: timedelta) -> Operation[Publish
         fixed = task.fixed()
         result = yield tasks(
             "update_one",
-            gathering.outside_window(task.task_id, kept_ms),
+            gathering.outside_window(task.task_id, kept_ms) | task.guard(),
             gathering.renew(fixed, task.start_expression()),
         )
         if result.matched_count:
             return Published(task.task_id, created=False, updated=True)
-        if (yield tasks("find_one", {"_id": task.task_id}, {"_id": 1})) is not None:
+        if (yield tasks("find_one", task.guard(), {"_id": 1})) is not None:
             return Published(task.task_id, created=False, updated=False)
-    raise TaskExists(task.task_id)
+    raise TaskExists(task.task_id, not_of=task.tenant)
 
 
 def publish_each_once_a_window(batch: Sequence[NewTask], window: timedelta) -> Operation[list[Published]]:

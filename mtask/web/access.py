@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from mtask.client import AsyncClient
 from mtask.model.publishing.tenants import own_key, prefix_of, stored_key
+from mtask.store.streams.events import TaskEvent
 
 
 class Role(StrEnum):
@@ -46,9 +47,9 @@ class Caller:
         """Return the beginning of the stored keys that the caller may see. `prefix`: what the caller asked for."""
         return prefix if self.tenant is None else prefix_of(self.tenant) + (prefix or "")
 
-    def owns_key(self, key: str) -> bool:
-        """Whether the caller may see the task with this stored key."""
-        return self.tenant is None or key.startswith(prefix_of(self.tenant))
+    def owns(self, event: TaskEvent) -> bool:
+        """Whether the caller may see an event."""
+        return self.tenant is None or event.is_of(self.tenant)
 
     def shown_key(self, key: str) -> str:
         """Return a stored key of a task or a flow in the form that the caller sees."""
@@ -67,8 +68,8 @@ class Caller:
 
 
 def client_of(client: AsyncClient, caller: Caller) -> AsyncClient:
-    """Return the client with which a caller asks about a task: what it tells of other tasks names the caller's own."""
-    return client if caller.tenant is None else client.for_tenant(caller.tenant)
+    """Return the client with which a caller reads and changes its tasks, and no others. It takes stored keys."""
+    return client if caller.tenant is None else client.bound_to(caller.tenant)
 
 
 #: The caller of a server that asks for no token.

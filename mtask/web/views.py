@@ -169,6 +169,8 @@ def event(found: TaskEvent, caller: Caller) -> Json:
     made["task_status"] = None if found.task_status is None else found.task_status.value
     if made["reason"] is not None:
         made["reason"] = caller.shown_text(made["reason"])
+    if caller.tenant is not None:
+        del made["tenant"]
     return {name: value for name, value in plain(made).items() if value is not None}
 
 

@@ -20,7 +20,7 @@ from mtask.model.controls import Control
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.status import TaskStatus
 from mtask.store import workers
-from mtask.store.driver.operation import Operation
+from mtask.store.driver.operation import Operation, for_everybody
 from mtask.store.queues.permits import PermitPool
 from mtask.store.tasks import finding, positions
 from mtask.store.tasks.positions import Standing
@@ -47,7 +47,7 @@ class Position:
     """The place of a task among the due tasks of its queue.
 
     Workers take interrupted tasks first, then higher priorities, then those that have been due for longer. Where the
-    tenants of the queue take turns, this is the order within one tenant.
+    tenants of the queue take turns, this is the order within one tenant. A tenant is told of its own tasks alone.
     """
 
     task_id: str
@@ -82,7 +82,8 @@ class Position:
 def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
     """Return the position of a task; raise TaskNotFound or MalformedTask.
 
-    `viewer`: the tenant that reads the reasons. They name no task of others. None: they may name all.
+    `viewer`: the tenant that reads it. It is told of its own tasks alone, and so of no time of the start where tasks of
+    others may go first. None: it is told of all.
     """
     found = yield from finding.look([task_id])
     if not found:
@@ -95,15 +96,18 @@ def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
     if status.is_final or status is TaskStatus.RUNNING or due is None:
         return Position(task_id, status, None, False, None if status.is_final else due, None, None, (), now)
     around = yield from _around(task)
-    standing = _standing(task, around, now)
-    ahead = yield from positions.count_ahead(standing, now)
+    standing = _standing(task, around, now, viewer)
+    ahead = yield from for_everybody(positions.count_ahead(standing, now))
     turns = (yield from _turns(standing, around, now)) if standing.is_fair else None
-    finished = yield from positions.finished_lately(task.queue, [task.name, *ahead.names])
-    rate = order.rate(finished, now)
+    finished = yield from for_everybody(positions.finished_lately(task.queue, [task.name, *ahead.names]))
+    is_told = viewer is None or standing.is_fair
+    rate = order.rate(finished, now) if is_told else None
     reasons = _reasons(task, around, now, viewer)
     before = ahead.count if turns is None else turns.before(ahead.count)
     estimate = order.start_estimate(due, before, rate, now)
     if any(reason.code in _UNTIL_SOMEBODY_ACTS for reason in reasons) or (standing.is_fair and turns is None):
+        estimate = None
+    if not is_told:
         estimate = None
     if estimate is not None and before == 0:
         estimate = _with_permits(estimate, reasons)
@@ -141,7 +145,7 @@ def _reasons(task: Task, around: _Around, now: datetime, viewer: str | None) -> 
     return tuple(waits_for(task, around.on_record, now, around.holds, around.bounds, viewer))
 
 
-def _standing(task: Task, around: _Around, now: datetime) -> Standing:
+def _standing(task: Task, around: _Around, now: datetime, viewer: str | None) -> Standing:
     return Standing(
         task.id,
         task.queue,
@@ -150,6 +154,7 @@ def _standing(task: Task, around: _Around, now: datetime) -> Standing:
         _names_run_beside(task, around.on_record, now),
         task.tenant,
         any(control.fair and (control.kind, control.target) == ("queue", task.queue) for control in around.holds),
+        viewer,
     )
 
 
@@ -169,7 +174,7 @@ def _turns(standing: Standing, around: _Around, now: datetime) -> Operation[_Tur
     """Return whose turns come first. None: very many tenants wait."""
     if standing.is_interrupted:
         return _Turns(0, 0)
-    first = yield from positions.first_of_tenants(standing.queue, now)
+    first = yield from for_everybody(positions.first_of_tenants(standing.queue, now))
     if first is None:
         return None
     paused = {control.target for control in around.holds if control.kind == "tenant" and control.paused}

@@ -68,15 +68,19 @@ class Bulk:
         return self.end_time is not None
 
 
-def plan(action: str, criteria: Mapping[str, Any], within: str | None = None) -> Operation[BulkPlan]:
+def plan(
+    action: str, criteria: Mapping[str, Any], within: str | None = None, owner: str | None = None
+) -> Operation[BulkPlan]:
     """Check a bulk change, and return the operation that counts its tasks and signs its plan; raise InvalidInput.
 
-    `within` is the beginning of the keys that the caller may change at all.
+    `within` is the beginning of the keys that the caller may change at all, and `owner` the tenant whose tasks it may.
     """
     known = check_action(action)
     checked = checked_criteria(known, criteria)
     if within is not None:
         checked["key_prefix"] = within + checked.get("key_prefix", "")
+    if owner is not None:  # whoever carries the change out
+        checked["tenant"] = owner
 
     def operation() -> Operation[BulkPlan]:
         secret = yield from bulk.secret()

@@ -97,9 +97,12 @@ class Following:
         if self.begun is None or self.begun.is_behind(here):
             self.begun, self.token = None, f"{here}.{len(found)}.{instant.time}-{instant.inc}"
         self.after = here
-        queues = self.wanted.queues
-        selected = [replace(event, token=token) for event, token in unread if queues is None or event.queue in queues]
+        selected = [replace(event, token=token) for event, token in unread if self._is_wanted(event)]
         return selected, self._is_usual_again()
+
+    def _is_wanted(self, event: TaskEvent) -> bool:
+        queues, tenant = self.wanted.queues, self.wanted.tenant
+        return (queues is None or event.queue in queues) and (tenant is None or event.is_of(tenant))
 
     def passed(self, token: str | None) -> bool:
         """Move the position to this token. The server has left out the changes before it.

@@ -112,10 +112,11 @@ def criteria(
     key_prefix: str | None = None,
     params: Mapping[str, Any] | None = None,
     tenant: str | None = None,
+    owner: str | None = None,
 ) -> dict[str, Any]:
     """Check the criteria of a search and return them; raise InvalidInput, or InvalidKey for what is no key.
 
-    With a `tenant`, the keys are those that the tenant gave.
+    With a `tenant`, the keys are those that the tenant gave. With an `owner`, only its tasks match.
     """
     given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
     checked: dict[str, Any] = {}
@@ -143,6 +144,10 @@ def criteria(
         checked["key_prefix"] = check_key(key_prefix)
     if tenant is not None:
         checked |= _of_tenant(tenant, checked)
+    elif owner is not None:
+        checked["tenant"] = owner
+        if checked.get("key_prefix") == prefix_of(owner):  # all its keys begin so, and an index leads to its tasks
+            del checked["key_prefix"]
     if params is not None:
         checked["params"] = _params(params) or None
     return checked

@@ -6,7 +6,7 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_args
@@ -38,19 +38,30 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     #: Time limit of the call. None means the usual time limit.
     timeout: timedelta | None = None
+    #: Whether the call reads the tasks of all tenants also for a client of one: see `for_everybody`.
+    is_for_everybody: bool = False
 
     def within(self, timeout: timedelta | None) -> Call:
         """Return the same call with this time limit. If `timeout` is None, the usual limit of an operation applies."""
         return replace(self, timeout=timeout)
 
+    def for_everybody(self) -> Call:
+        """Return the same call, to be sent as it is also for a client of one tenant: see the function of this name."""
+        return replace(self, is_for_everybody=True)
+
 
 def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
     """Limit the time of an operation. Each call gets the time that is left when the call is sent."""
+    return _changed(operation, lambda call: call.within(time_left()))
+
+
+def _changed(operation: Operation[T], change: Callable[[Call], Call]) -> Operation[T]:
+    """Run an operation whose calls are changed before they are sent."""
     try:
         call = next(operation)
         while True:
             try:
-                answer = yield call.within(time_left())
+                answer = yield change(call)
             except Exception as error:
                 call = operation.throw(error)
             else:
@@ -58,6 +69,66 @@ def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Opera
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def for_everybody(operation: Operation[T]) -> Operation[T]:
+    """Let an operation see the tasks of all tenants, also for a client of one.
+
+    It is for what concerns all, such as queues, and for what is not told: it may choose how other calls find tasks.
+    """
+    return _changed(operation, Call.for_everybody)
+
+
+def owned(operation: Operation[T], tenant: str) -> Operation[T]:
+    """Keep an operation to the tasks of one tenant: each call on tasks gets the tenant as a condition.
+
+    The key alone does not tell whose a task is: who publishes for no tenant may give any key.
+    """
+    return _changed(operation, lambda call: _owned(call, tenant))
+
+
+#: The methods whose first argument is a filter.
+_BY_FILTER = frozenset(
+    {
+        "find",
+        "find_naive",
+        "find_one",
+        "find_one_and_update",
+        "count_documents",
+        "update_one",
+        "update_many",
+        "delete_one",
+        "delete_many",
+    }
+)
+#: What is inserted says its tenant itself, also by an upsert, which leaves alone a task that exists. And the server
+#: estimates the number of all tasks only.
+_UNFILTERED = frozenset({"insert_new", "insert_many", "upserted", "estimated_document_count"})
+
+
+def _owned(call: Call, tenant: str) -> Call:
+    is_insert = call.method in _UNFILTERED or call.kwargs.get("upsert")
+    if call.target != "tasks" or call.is_for_everybody or is_insert:
+        return call
+    first, *rest = call.args
+    if call.method in _BY_FILTER:
+        return replace(call, args=(_of_tenant(first, tenant), *rest))
+    if call.method == "rows":
+        if any(stage.get("$match", {}).get("tenant") == tenant for stage in first):
+            return call
+        head, *others = first
+        if "$match" in head:
+            stages = [{"$match": _of_tenant(head["$match"], tenant)}, *others]
+        else:
+            stages = [{"$match": {"tenant": tenant}}, *first]
+        return replace(call, args=(stages, *rest))
+    raise NotImplementedError(f"{call.method} on tasks has no place for the condition of a tenant")
+
+
+def _of_tenant(matched: Mapping[str, Any], tenant: str) -> dict[str, Any]:
+    if matched.get("tenant", tenant) != tenant:
+        return {**matched, "$and": [*matched.get("$and", ()), {"tenant": tenant}]}
+    return {**matched, "tenant": tenant}
 
 
 def tasks(method: str, *args: Any, **kwargs: Any) -> Call:

@@ -98,7 +98,7 @@ def must_exist(key: str) -> Operation[None]:
 
 
 def counts(keys: Sequence[str]) -> Operation[dict[str, dict[str, int]]]:
-    """Count the steps of these flows by status. Only the index is read."""
+    """Count the steps of these flows by status. Only the index is read, so the flows must be those of the caller."""
     group = {"_id": {"key": "$flow.key", "status": "$task_state.status"}, "count": {"$sum": 1}}
     stages = [
         {"$match": {"flow.key": {"$in": list(keys)}}},
@@ -106,7 +106,7 @@ def counts(keys: Sequence[str]) -> Operation[dict[str, dict[str, int]]]:
         {"$group": group},
     ]
     found: dict[str, dict[str, int]] = {key: {} for key in keys}
-    for row in (yield from by_index(tasks("rows", stages, hint=FLOW_INDEX).within(_LONG))):
+    for row in (yield from by_index(tasks("rows", stages, hint=FLOW_INDEX).within(_LONG).for_everybody())):
         found[row["_id"]["key"]][str(row["_id"].get("status"))] = row["count"]
     return found
 

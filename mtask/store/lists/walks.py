@@ -68,7 +68,7 @@ class Walk:
         kept = {"_id": 1, self.order.path: 1}
         matched = _any_of([_all_of(self.ranges, part) for part in parts])
         call = tasks("find", matched, kept, sort=sort, skip=number - 1, limit=1, hint=self.index)
-        found = yield from by_index(call)
+        found = yield from by_index(call.for_everybody())
         return None if not found else place_of_row(found[0], self.order)
 
 

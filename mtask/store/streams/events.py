@@ -15,6 +15,7 @@ from typing import Any
 
 from mtask.model.documents import runs_in
 from mtask.model.encryption.sealed import Sealed, is_sealed
+from mtask.model.publishing.tenants import is_key_of
 from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.streams import lookup
 from mtask.store.streams.changes import END_TIMES, changed_runs, updated_fields
@@ -77,6 +78,8 @@ class TaskEvent:
     message: str | None = None
     #: Pass this token to `events(after=...)` to continue right after this event.
     token: str = ""
+    #: The task's tenant. None: it has none, or its document was gone when the event was read.
+    tenant: str | None = None
 
     @property
     def name(self) -> str:
@@ -87,6 +90,11 @@ class TaskEvent:
     def key(self) -> str:
         """The task's key."""
         return self.task_id.partition(":")[2]
+
+    def is_of(self, tenant: str) -> bool:
+        """Whether this is the event of a tenant's task. If the task is gone, its key alone tells it."""
+        is_gone = self.kind is EventKind.REMOVED or self.queue is None
+        return is_key_of(tenant, self.key) and (self.tenant == tenant or (is_gone and self.tenant is None))
 
     @property
     def is_end(self) -> bool:
@@ -99,6 +107,12 @@ def events_of(change: Document) -> list[TaskEvent]:
 
     The number of events does not depend on the looked-up document.
     """
+    tenant = _text(lookup.document_of(change).get("tenant"))
+    found = _events_of(change)
+    return found if tenant is None else [replace(event, tenant=tenant) for event in found]
+
+
+def _events_of(change: Document) -> list[TaskEvent]:
     task_id = change.get("documentKey", {}).get("_id")
     if not isinstance(task_id, str):
         return []

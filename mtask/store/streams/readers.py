@@ -38,6 +38,7 @@ _RUN_FIELDS = (
 #: The fields that events report, and the fields that prove to which task a document belongs.
 _VIEW = (
     "queue",
+    "tenant",
     "quiet_time",
     "task_state.status",
     "task_state.finish_time",

@@ -22,7 +22,8 @@ def names_of_tasks() -> Operation[list[str] | None]:
     #: Each id that has no name, as it is malformed.
     nameless: set[str] = set()
     while len(names) + len(nameless) <= MOST:
-        found = yield tasks("find", _with_none_of(names, nameless), {"_id": 1}, sort=[("_id", 1)], limit=1, hint="_id_")
+        unknown = _with_none_of(names, nameless)
+        found = yield tasks("find", unknown, {"_id": 1}, sort=[("_id", 1)], limit=1, hint="_id_").for_everybody()
         if not found:
             remembered |= names
             return sorted(names)

@@ -50,6 +50,8 @@ class Standing:
     names: Sequence[str] | None
     tenant: str | None = None
     is_fair: bool = False  #: whether the tenants of the queue take turns
+    #: The tenant that is told the counts: only its tasks are counted. None: all are.
+    viewer: str | None = None
 
     @property
     def is_interrupted(self) -> bool:
@@ -175,7 +177,7 @@ class _Counting:
         if most <= 0:
             self.is_more = True
             return
-        is_ahead = {"$and": [*conditions, *_is_ours(self._standing, hint)]}
+        is_ahead = {"$and": [*conditions, *_is_ours(self._standing, hint), *_is_seen(self._standing)]}
         group = {
             "_id": None,
             "examined": {"$sum": 1},
@@ -205,6 +207,11 @@ def _is_ours(standing: Standing, hint: str | None) -> list[x.Expression]:
     shares = {"$gt": [{"$size": {"$setIntersection": [allowed, x.literal([*standing.worker_ids])]}}, 0]}
     admits = {"$cond": [{"$isArray": [allowed]}, {"$or": [{"$eq": [allowed, []]}, shares]}, False]}
     return [{"$eq": ["$queue", x.literal(standing.queue)]}, *names, admits]
+
+
+def _is_seen(standing: Standing) -> list[x.Expression]:
+    """Return the condition that the viewer may know of a task."""
+    return [] if standing.viewer is None else [{"$eq": [{"$ifNull": ["$tenant", None]}, x.literal(standing.viewer)]}]
 
 
 def _is_better(standing: Standing, now: datetime) -> x.Expression:

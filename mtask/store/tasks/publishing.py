@@ -66,6 +66,10 @@ class NewTask:
             made["trace"] = self.trace
         return made
 
+    def guard(self) -> dict[str, Any]:
+        """Return the filter that matches the task in the database, if it is of this tenant."""
+        return {"_id": self.task_id} if self.tenant is None else {"_id": self.task_id, "tenant": self.tenant}
+
     def start_expression(self) -> x.Expression:
         """Return start_time as an expression that the server evaluates by its clock."""
         if isinstance(self.start, timedelta):
@@ -127,6 +131,8 @@ def publish(task: NewTask, policy: Policy) -> Operation[Published]:
     for _ in range(_RACES):
         if (yield from _insert(task)):
             return Published(task.task_id, created=True, updated=False)
+        if (yield from _strangers([task])):
+            raise TaskExists(task.task_id, not_of=task.tenant)
         changed = yield from _change_existing(task, policy)
         if changed is not None:
             return Published(task.task_id, created=False, updated=changed)
@@ -144,6 +150,18 @@ def _insert(task: NewTask) -> Operation[bool]:
     return False
 
 
+def _strangers(batch: Sequence[NewTask]) -> Operation[set[str]]:
+    """Return those of these tasks that exist already, and are not of the tenant for which they are published.
+
+    Who publishes for no tenant may give any key, also one that begins like those of a tenant.
+    """
+    tenants = {task.task_id: task.tenant for task in batch if task.tenant is not None}
+    if not tenants:
+        return set()
+    found = yield tasks("find", filters.by_ids([*tenants]), {"tenant": 1}).for_everybody()
+    return {document["_id"] for document in found if document.get("tenant") != tenants[document["_id"]]}
+
+
 def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
     """Apply the policy; return whether it changed the task, or None if the task no longer exists."""
     if policy.if_exists == "reject":
@@ -158,8 +176,8 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
         clean_failed=policy.clean_failed,
         clean_success=policy.clean_success,
     )
-    guard = filters.not_running(task.task_id) if policy.not_update_running else {"_id": task.task_id}
-    result = yield tasks("update_one", guard, pipeline)
+    guard = filters.not_running(task.task_id) if policy.not_update_running else {}
+    result = yield tasks("update_one", {**guard, **task.guard()}, pipeline)
     if result.matched_count:
         return bool(result.modified_count)
     if policy.not_update_running:
@@ -203,9 +221,13 @@ def publish_many(
         existing = yield tasks("insert_new", documents)
         created = {task.task_id for index, task in enumerate(unique) if index not in existing}
     results: list[Published | Exception] = []
+    strangers = yield from _strangers([task for task in unique if task.task_id not in created])
     for index, task in enumerate(batch):
         if task.task_id in created and first[task.task_id] == index:
             results.append(Published(task.task_id, created=True, updated=False))
+            continue
+        if task.task_id in strangers:
+            results.append(TaskExists(task.task_id, not_of=task.tenant))
             continue
         try:
             changed = yield from _change_existing(task, policy)

@@ -117,7 +117,8 @@ class PositionEntry(OpenAnswer):
     """The place of a task among the due tasks of its queue. is_more: there may be more tasks before it.
 
     tenants_ahead: where the tenants of the queue take turns, the number of those that have their turn first. ahead is
-    then the number of tasks of its own tenant.
+    then the number of tasks of its own tenant. A token of a tenant is told of its own tasks alone, and of no rate and
+    start_estimate where the tenants take no turns.
     """
 
     model_config = ConfigDict(

@@ -18,7 +18,7 @@ from typing import Any
 from mtask.client import AsyncClient
 from mtask.errors import MtaskError
 from mtask.store.streams.events import EventKind, TaskEvent
-from mtask.web.access import Caller
+from mtask.web.access import Caller, client_of
 from mtask.web.hub import CLOSING, Gap, Hub
 
 logger = logging.getLogger("mtask.web")
@@ -75,7 +75,7 @@ class Pulse:
     """The counts of one tenant's events, or of all."""
 
     def __init__(self, hub: Hub, client: AsyncClient, caller: Caller) -> None:
-        self._hub, self._client, self._caller = hub, client, caller
+        self._hub, self._client, self._caller = hub, client_of(client, caller), caller
         self._pages: set[Page] = set()
         self._beating: asyncio.Task[None] | None = None
         self._seconds: dict[int, Second] = {}
@@ -133,7 +133,7 @@ class Pulse:
 
     def count(self, found: TaskEvent) -> bool:
         """Count one event. Returns whether the pulse is to be woken by it: the first one after each message is."""
-        if not self._caller.owns_key(found.key):
+        if not self._caller.owns(found):
             return False
         at = int(found.time.timestamp())
         second = self._seconds.setdefault(at, Second())

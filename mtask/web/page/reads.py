@@ -242,7 +242,7 @@ class Reads:
         return await self.within(self._firsts[known].get())
 
     async def _search(self, wanted: Search, caller: Caller, cursor: str | None) -> Found:
-        page = await self._client.find_page(
+        page = await client_of(self._client, caller).find_page(
             **{"key_prefix": caller.stored_prefix(None), **wanted.criteria(caller)},
             since=wanted.since,
             until=wanted.until,
@@ -252,11 +252,11 @@ class Reads:
         )
         return Found(page, await self.now())
 
-    async def rows(self, task_ids: Sequence[str]) -> tuple[Mapping[str, TaskFields], datetime]:
+    async def rows(self, task_ids: Sequence[str], caller: Caller) -> tuple[Mapping[str, TaskFields], datetime]:
         """Return the tasks of a list that is shown already, by id."""
 
         async def read() -> tuple[Mapping[str, TaskFields], datetime]:
-            found = await self._client.get_many(task_ids, fields=_LISTED)
+            found = await client_of(self._client, caller).get_many(task_ids, fields=_LISTED)
             return found.tasks, await self.now()
 
         return await self.within(read())
@@ -270,7 +270,7 @@ class Reads:
             if found.task is None or found.task.status is not TaskStatus.INIT:
                 return found, None
             try:
-                return found, await client.position(name, key)
+                return found, await client.position(name, caller.stored_key(key))
             except TaskNotFound:
                 return found, None
 

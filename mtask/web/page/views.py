@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtask.client import AsyncClient
-from mtask.web.access import Caller, Role
+from mtask.web.access import Caller, Role, client_of
 from mtask.web.bulks import Bulks
 from mtask.web.hub import Hub
 from mtask.web.page import rendering
@@ -71,6 +71,11 @@ class Visit:
     def caller(self) -> Caller:
         """The caller behind the session."""
         return self.session.caller
+
+    @property
+    def client(self) -> AsyncClient:
+        """The client with which the caller reads and changes tasks."""
+        return client_of(self.parts.client, self.caller)
 
     @property
     def is_fragment(self) -> bool:

@@ -93,6 +93,8 @@ def _bulk(found: Bulk, caller: Caller) -> dict[str, Any]:
     if found.within is not None and "key_prefix" in criteria:
         shown = criteria.pop("key_prefix").removeprefix(found.within) if caller.tenant is not None else None
         criteria |= {"key_prefix": shown} if shown else {}
+    if caller.tenant is not None:
+        criteria.pop("tenant", None)
     if caller.tenant is not None and "key" in criteria:
         criteria["key"] = [caller.shown_key(one) for one in criteria["key"]]
     return {

@@ -12,7 +12,7 @@ from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
 from mtask.model.callbacks.callback import Callback, check_callback
 from mtask.model.options import check_option_names
-from mtask.web.access import Caller
+from mtask.web.access import Caller, client_of
 from mtask.web.bodies import Route
 from mtask.web.counts import Counts
 from mtask.web.hub import Hub
@@ -23,14 +23,13 @@ from mtask.web.settings import WebSettings
 
 
 # These are coroutines, because FastAPI calls plain functions in a thread: that would cost as much as the publish.
-async def _client(request: Request) -> AsyncClient:
-    client: AsyncClient = request.app.state.client
-    return client
-
-
 async def _caller(request: Request) -> Caller:
     caller: Caller = request.scope["mtask.caller"]
     return caller
+
+
+async def _client(request: Request) -> AsyncClient:
+    return client_of(request.app.state.client, request.scope["mtask.caller"])
 
 
 async def _hub(request: Request) -> Hub:

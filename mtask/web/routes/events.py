@@ -130,7 +130,7 @@ def _selects(
 
     def is_wanted(found: TaskEvent) -> bool:
         return (
-            caller.owns_key(found.key)
+            caller.owns(found)
             and (names is None or found.name in names)
             and (keys is None or found.key in keys)
             and (queues is None or found.queue in queues)

@@ -11,7 +11,7 @@ from mtask.errors import TaskNotFound
 from mtask.model.documents import Task
 from mtask.model.publishing.identity import check_key, check_name, task_id_of
 from mtask.web import views
-from mtask.web.access import Caller, Role, client_of
+from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
 from mtask.web.hub import Gap, Hub
 from mtask.web.models.tasks import ChangeOptions, PositionEntry, RetryTask, TaskDocument, TaskLogs
@@ -150,7 +150,7 @@ async def change(
 @routes.get("/v1/tasks/{name}/{key}/position", response_model=PositionEntry, openapi_extra=about())
 async def position(name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller) -> Any:
     """Return the place of a task among the due tasks of its queue, when it probably starts, and why it waits."""
-    return views.answer(views.position(await client_of(client, caller).position(name, key), caller))
+    return views.answer(views.position(await client.position(name, caller.stored_key(key)), caller))
 
 
 @routes.get("/v1/tasks/{name}/{key}/logs", response_model=TaskLogs, openapi_extra=about())

@@ -75,7 +75,7 @@ def test_client_of_a_tenant_means_its_tasks_in_every_call(client: Client, store:
     assert sum(row.count for row in acme.stats()) == 3
     assert acme.get("task", "a").own_key == "a"
     assert acme.position("task", "a").task_id == "task:acme:a"
-    assert list(acme.get_many([("task", "a"), "task:beta:a"]).tasks) == ["task:acme:a", "task:beta:a"]
+    assert list(acme.get_many([("task", "a"), "task:beta:a"]).tasks) == ["task:acme:a"]
 
     assert acme.cancel("task", "a").status == "CANCELED"
     assert beta.get("task", "a").status == "INIT"
@@ -255,3 +255,24 @@ def test_client_of_a_tenant_leaves_the_connection_open(mongo_uri: str, database_
             assert (await client.find())[0].tenant == "acme"
 
     asyncio.run(scenario())
+
+
+def test_next_task_of_a_task_named_like_a_tenant_is_not_the_tenants(mongo_uri: str, database_name: str) -> None:
+    app = App()
+
+    @app.task(name="acme")
+    async def first(context: Context) -> Any:
+        return Next("last")
+
+    @app.task
+    async def last(context: Context) -> None:
+        pass
+
+    bench = Bench(app, mongo_uri, database_name)
+    with bench.client as client:
+        client.publish("acme", key="k")
+        bench.run()
+        assert ids(client.find()) == ["acme:k", "last:@acme:k/next-1"]
+        acme = client.for_tenant("acme")
+        assert acme.find() == []
+        assert not acme.remove("last", "k/next-1")

@@ -75,9 +75,9 @@ def test_each_round_goes_on_once(client: Client, store: SyncStore, more: Documen
         over = ended + timedelta(milliseconds=2)
         eventually(partial(is_past, client, over), 20, "the window is over")
     assert nexts(store) == {
-        "work:k/next-1": {"v": 1},
-        "work:k/next-1-round-2": {"v": 2},
-        "work:k/next-1-round-3": {"v": 3},
+        "@work:k/next-1": {"v": 1},
+        "@work:k/next-1-round-2": {"v": 2},
+        "@work:k/next-1-round-3": {"v": 3},
     }
     # A rerun is no round that goes on.
     client.rerun("work", "k")
@@ -93,7 +93,7 @@ def test_a_round_that_waits_goes_on_after_the_one_before(client: Client, store: 
     assert "next_id" not in document(store, "work:k")["task_state"], "the next round has not gone on"
     end(store, "work:k", Next("store", 2, returns="of 2"))
     # Each next task gets what its own round returned.
-    for key, returned in (("work:k/next-1", "of 1"), ("work:k/next-1-round-2", "of 2")):
+    for key, returned in (("@work:k/next-1", "of 1"), ("@work:k/next-1-round-2", "of 2")):
         chain = document(store, f"store:{key}")["chain"]
         [row] = store.run(children.result_of_run(chain["before"], chain["run_id"]))
         assert row["returns"] == returned
@@ -127,7 +127,7 @@ def test_two_tasks_of_one_key_go_on_under_one_name(client: Client, store: SyncSt
     for name in ("resize", "transcode", "notify"):
         client.publish(name, key="7")
         end(store, f"{name}:7", Next("notify", name))
-    keys = {"resize:7/next-1": "resize", "transcode:7/next-1": "transcode", "7/next-1": "notify", "7": None}
+    keys = {"@resize:7/next-1": "resize", "@transcode:7/next-1": "transcode", "7/next-1": "notify", "7": None}
     assert nexts(store, "notify") == keys
 
 
@@ -140,9 +140,9 @@ def test_a_next_task_whose_id_is_taken_is_noted(
     assert not caplog.records
     client.publish("work", key="k")
     end(store, "work:k", Next("store", 2))
-    assert nexts(store) == {"work:k/next-1": 1}
+    assert nexts(store) == {"@work:k/next-1": 1}
     found = document(store, "work:k")
-    assert found["task_state"]["unpublished"] == ["store:work:k/next-1"]
+    assert found["task_state"]["unpublished"] == ["store:@work:k/next-1"]
     assert not {"owed_tasks", "owed_since"} & {*found}, "it is settled"
     assert [record.message for record in caplog.records] == ["not published: another task has the id"]
 

@@ -140,7 +140,7 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
         assert schedule.params == {"text": MARKER}
         for name in ("echo", "echo_in_thread", "later", "exactly_once", "goes_on", "collected"):
             await client.wait(name, "c" if name == "collected" else "k", timeout=20)
-        await client.wait("echo", "goes_on:k/next-1", timeout=20)
+        await client.wait("echo", "@goes_on:k/next-1", timeout=20)
         with pytest.raises(TaskFailed, match=f"ValueError: {MARKER} {MARKER} boom"):
             await client.result("boom", "k", timeout=20)
         with pytest.raises(TaskFailed, match=f"{MARKER} {MARKER} give_up"):
@@ -152,7 +152,7 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
         assert await client.result("echo", "k") == {"text": f"{MARKER} {MARKER} echo"}
         assert await client.result("exactly_once", "k") == f"{MARKER} {MARKER} exactly_once"
         assert (await client.get("echo", "k")).runs[0].progress.message == f"{MARKER} half"  # type: ignore[union-attr]
-        assert {task.key for task in await client.find(lookup={"who": f"{MARKER}-who"})} == {"goes_on:k/next-1"}
+        assert {task.key for task in await client.find(lookup={"who": f"{MARKER}-who"})} == {"@goes_on:k/next-1"}
         assert len(await client.find(lookup={"what": f"{MARKER}-l"}, limit=0)) == 8, "the next task has it, too"
         assert (await client.plan_bulk("cancel", lookup={"what": f"{MARKER}-l"})).count.count == 0
         assert {"parent": f"{MARKER} {MARKER}", "child": {"text": f"{MARKER} {MARKER} child"}} in seen

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from mtask.errors import InvalidKey
+from mtask.store.streams.events import EventKind, TaskEvent
 from mtask.web.access import Caller, Role
 
 ACME = Caller("acme", Role.OPERATE, "acme")
@@ -17,10 +20,23 @@ def test_a_tenant_sees_its_keys_without_its_name() -> None:
     assert ACME.shown_text("there is no task echo:acme:a.") == "there is no task echo:a."
 
 
-@pytest.mark.parametrize("key", ["a", "acm:a", "acmes:a", "other:acme:a", "acme", ""])
-def test_a_tenant_owns_only_keys_that_begin_with_its_name_and_a_colon(key: str) -> None:
-    assert not ACME.owns_key(key)
-    assert ACME.owns_key(f"acme:{key}")
+@pytest.mark.parametrize(
+    ("key", "tenant", "queue", "kind", "is_own"),
+    [
+        ("acme:a", "acme", "q", "published", True),
+        ("acme:a", None, "q", "published", False),
+        ("acme:a", "beta", "q", "published", False),
+        ("acme:a", None, None, "removed", True),
+        ("acme:a", None, None, "canceled", True),  # its document was gone
+        *((key, None, None, "removed", False) for key in ("a", "acm:a", "acmes:a", "other:acme:a", "acme", "acme:")),
+    ],
+)
+def test_a_tenant_sees_the_events_of_its_tasks(
+    key: str, tenant: str | None, queue: str | None, kind: str, is_own: bool
+) -> None:
+    event = TaskEvent(EventKind(kind), f"echo:{key}", datetime(2030, 1, 1, tzinfo=UTC), queue, tenant=tenant)
+    assert ACME.owns(event) == is_own
+    assert Caller("ops", Role.READ).owns(event)
 
 
 def test_a_tenant_has_no_empty_key() -> None:
@@ -31,4 +47,3 @@ def test_a_tenant_has_no_empty_key() -> None:
 def test_a_caller_without_a_tenant_sees_stored_keys() -> None:
     caller = Caller("ops", Role.READ)
     assert caller.stored_key("acme:a") == caller.shown_key("acme:a") == "acme:a"
-    assert caller.owns_key("acme:a")

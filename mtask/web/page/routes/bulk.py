@@ -31,7 +31,7 @@ async def plan(visit: Visit) -> Response:
     wanted = search_of(visit.query, now)
     if wanted.since is not None or wanted.until is not None:
         raise InvalidInput("A bulk change takes no times: leave them out of the filter.", field="since")
-    planning = visit.parts.client.plan_bulk(action, **wanted.criteria(caller), within=caller.stored_prefix(None))
+    planning = visit.client.plan_bulk(action, **wanted.criteria(caller), within=caller.stored_prefix(None))
     planned = await reads.within(planning)
     given = given_in(visit.query)
     return visit.html("bulk_plan.html", planned=planned, given=_words(given), back=url("/tasks", **given), now=now)
@@ -44,7 +44,7 @@ def _words(given: Mapping[str, Any]) -> list[tuple[str, str]]:
 @addresses.post_at("/bulk/run", Role.OPERATE)
 async def run(visit: Visit) -> Response:
     """Begin the change of a plan."""
-    begun = await visit.parts.client.begin_bulk(
+    begun = await visit.client.begin_bulk(
         visit.form.needed("plan"), within=visit.caller.stored_prefix(None), action=visit.form.needed("action")
     )
     visit.parts.bulks.carry(begun.bulk_id)
@@ -54,7 +54,7 @@ async def run(visit: Visit) -> Response:
 @addresses.get_at("/bulk")
 async def bulk(visit: Visit) -> Response:
     """Show a bulk change and how far it has come, or the newest ones."""
-    reads, client, within = visit.parts.reads, visit.parts.client, visit.caller.stored_prefix(None)
+    reads, client, within = visit.parts.reads, visit.client, visit.caller.stored_prefix(None)
     bulk_id = visit.query.text("id")
     if bulk_id:
         found = [await reads.within(client.bulk(bulk_id))]
@@ -69,9 +69,11 @@ async def bulk(visit: Visit) -> Response:
 def criteria_of(found: Bulk, visit: Visit) -> list[tuple[str, str]]:
     """Return the criteria of a bulk change in words, as the caller may see them."""
     shown = []
+    hidden = {"key_prefix"} if found.within is not None else set()
+    hidden |= {"tenant"} if visit.caller.tenant is not None else set()
     for name, value in found.criteria.items():
-        if name == "key_prefix" and found.within is not None:
-            continue  # it is the tenant
+        if name in hidden:  # it is the tenant
+            continue
         values = value if isinstance(value, list) else [value]
         if name == "key":
             values = [visit.caller.shown_key(str(one)) for one in values]

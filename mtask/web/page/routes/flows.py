@@ -28,7 +28,7 @@ async def flows(visit: Visit) -> Response:
     if visit.caller.tenant is not None and not given:
         prefix = f"{visit.caller.tenant}:"
     reads = visit.parts.reads
-    found = await reads.within(visit.parts.client.flows(prefix=prefix, limit=_MOST_FLOWS))
+    found = await reads.within(visit.client.flows(prefix=prefix, limit=_MOST_FLOWS))
     rows = [(visit.caller.shown_key(row.key), row) for row in found]
     now = await reads.now()
     table = flow_rows(rows, now)
@@ -40,7 +40,7 @@ async def flow(visit: Visit) -> Response:
     """Show a flow."""
     key = _named(visit)
     caller, reads = visit.caller, visit.parts.reads
-    found = await reads.within(visit.parts.client.flow(caller.stored_key(key)))
+    found = await reads.within(visit.client.flow(caller.stored_key(key)))
     drawn = graph(found.steps)
     rows = sorted(found.steps, key=_weight) if drawn is None else list(found.steps)
     layers = [] if drawn is not None else Counter((step.step.rstrip("0123456789-_"), step.status) for step in rows)
@@ -87,7 +87,7 @@ async def cancel(visit: Visit) -> Response:
     """Cancel the open steps of a flow."""
     key = _named(visit)
     everything = bool(visit.form.text("everything"))
-    made = await visit.parts.client.cancel_flow(visit.caller.stored_key(key), everything=everything)
+    made = await visit.client.cancel_flow(visit.caller.stored_key(key), everything=everything)
     return visit.back(_address(key), f"Steps canceled or asked to stop: {len(made.task_ids)}.")
 
 
@@ -95,7 +95,7 @@ async def cancel(visit: Visit) -> Response:
 async def retry(visit: Visit) -> Response:
     """Let all failed and canceled steps of a flow run again."""
     key = _named(visit)
-    made = await visit.parts.client.retry_flow(visit.caller.stored_key(key))
+    made = await visit.client.retry_flow(visit.caller.stored_key(key))
     return visit.back(_address(key), f"Steps opened again: {len(made.task_ids)}.")
 
 
@@ -104,6 +104,6 @@ async def retry_step(visit: Visit) -> Response:
     """Let a step run again, with all that failed or was canceled because of it."""
     key = _named(visit)
     name, step_key = visit.query.exact("name") or "", visit.query.exact("step") or ""
-    made = await visit.parts.client.retry(name, visit.caller.stored_key(step_key))
+    made = await visit.client.retry(name, visit.caller.stored_key(step_key))
     step = step_key if made.flow is None else made.flow.step
     return visit.back(_address(key), f"The step {step} runs again, with all that ended because of it.")

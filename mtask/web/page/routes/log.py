@@ -21,7 +21,7 @@ async def log(visit: Visit) -> Response:
     given = {name: query.text(name) for name in ("actor", "intent", "target") if query.text(name)}
     wrong, found = "", []
     try:
-        reading = visit.parts.client.actions(
+        reading = visit.client.actions(
             actor=given.get("actor"),
             intent=given.get("intent"),
             target=given.get("target"),

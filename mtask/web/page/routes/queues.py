@@ -90,7 +90,7 @@ def _back(visit: Visit, name: str) -> str:
 async def pause(visit: Visit) -> Response:
     """Stop workers from claiming tasks of a queue."""
     name = _named(visit)
-    changing = visit.parts.client.pause(queue=name, timeout=_PATIENCE)
+    changing = visit.client.pause(queue=name, timeout=_PATIENCE)
     return await _confirmed(visit, changing, f"The queue {name} is paused.", _back(visit, name))
 
 
@@ -98,7 +98,7 @@ async def pause(visit: Visit) -> Response:
 async def resume(visit: Visit) -> Response:
     """Let workers claim tasks of a queue again."""
     name = _named(visit)
-    changing = visit.parts.client.resume(queue=name, timeout=_PATIENCE)
+    changing = visit.client.resume(queue=name, timeout=_PATIENCE)
     return await _confirmed(visit, changing, f"The queue {name} is resumed.", _back(visit, name))
 
 
@@ -106,7 +106,7 @@ async def resume(visit: Visit) -> Response:
 async def pause_name(visit: Visit) -> Response:
     """Stop workers from claiming tasks of a name, in all queues."""
     name = visit.form.needed("name")
-    changing = visit.parts.client.pause(name=name, timeout=_PATIENCE)
+    changing = visit.client.pause(name=name, timeout=_PATIENCE)
     return await _confirmed(visit, changing, f"The task name {name} is paused in all queues.", "/queues")
 
 
@@ -114,7 +114,7 @@ async def pause_name(visit: Visit) -> Response:
 async def resume_name(visit: Visit) -> Response:
     """Let workers claim tasks of a name again."""
     name = visit.form.needed("name")
-    changing = visit.parts.client.resume(name=name, timeout=_PATIENCE)
+    changing = visit.client.resume(name=name, timeout=_PATIENCE)
     return await _confirmed(visit, changing, f"The task name {name} is resumed.", "/queues")
 
 
@@ -122,7 +122,7 @@ async def resume_name(visit: Visit) -> Response:
 async def limit(visit: Visit) -> Response:
     """Replace all limits of a queue."""
     name, form = _named(visit), visit.form
-    changing = visit.parts.client.limit(
+    changing = visit.client.limit(
         name,
         concurrency=form.whole("concurrency"),
         rate=_rate(form, ""),
@@ -139,7 +139,7 @@ async def limit(visit: Visit) -> Response:
 async def fair(visit: Visit) -> Response:
     """Let the tenants of a queue take turns."""
     name = _named(visit)
-    changing = visit.parts.client.set_fair(name, timeout=_PATIENCE)
+    changing = visit.client.set_fair(name, timeout=_PATIENCE)
     return await _confirmed(visit, changing, f"The tenants of {name} take turns.", url("/queue", queue=name))
 
 
@@ -147,7 +147,7 @@ async def fair(visit: Visit) -> Response:
 async def unfair(visit: Visit) -> Response:
     """Let the tenants of a queue no longer take turns."""
     name = _named(visit)
-    changing = visit.parts.client.set_fair(name, False, timeout=_PATIENCE)
+    changing = visit.client.set_fair(name, False, timeout=_PATIENCE)
     done = f"The tasks of {name} go by priority and age."
     return await _confirmed(visit, changing, done, url("/queue", queue=name))
 
@@ -163,5 +163,5 @@ def _rate(form: Form, prefix: str) -> tuple[int, float] | None:
 async def keep(visit: Visit) -> Response:
     """Keep only the newest finished tasks of a queue."""
     name, form = _named(visit), visit.form
-    changing = visit.parts.client.keep(name, success=form.whole("success"), fail=form.whole("fail"), timeout=_PATIENCE)
+    changing = visit.client.keep(name, success=form.whole("success"), fail=form.whole("fail"), timeout=_PATIENCE)
     return await _confirmed(visit, changing, f"The retention of {name} is set.", url("/queue", queue=name))

@@ -24,7 +24,7 @@ _FIRINGS, _FEW = 3, 200
 async def schedules(visit: Visit) -> Response:
     """List the schedules."""
     reads = visit.parts.reads
-    found = await reads.within(visit.parts.client.schedules())
+    found = await reads.within(visit.client.schedules())
     firings = await asyncio.to_thread(_firings, found[:_FEW])
     rows = [
         {"schedule": one, "when": str(one.trigger), "firings": firings.get(one.id, []), "params": pretty(one.params)}
@@ -48,7 +48,7 @@ async def add(visit: Visit) -> Response:
     form = visit.form
     schedule_id = form.needed("id")
     given: dict[str, Any] = {"timezone": form.text("timezone")} if form.text("timezone") else {}
-    made = await visit.parts.client.add_schedule(
+    made = await visit.client.add_schedule(
         schedule_id,
         check_name(form.needed("name")),
         _when(visit),
@@ -86,14 +86,14 @@ def _when(visit: Visit) -> When:
 @addresses.post_at("/schedule/pause", Role.OPERATE, of_database=True)
 async def pause(visit: Visit) -> Response:
     """Stop firing a schedule."""
-    made = await visit.parts.client.pause_schedule(visit.query.exact("id") or "")
+    made = await visit.client.pause_schedule(visit.query.exact("id") or "")
     return visit.back("/schedules", f"The schedule {made.id} is paused.")
 
 
 @addresses.post_at("/schedule/resume", Role.OPERATE, of_database=True)
 async def resume(visit: Visit) -> Response:
     """Let a schedule fire again."""
-    made = await visit.parts.client.resume_schedule(visit.query.exact("id") or "")
+    made = await visit.client.resume_schedule(visit.query.exact("id") or "")
     return visit.back("/schedules", f"The schedule {made.id} is resumed.")
 
 
@@ -101,6 +101,6 @@ async def resume(visit: Visit) -> Response:
 async def remove(visit: Visit) -> Response:
     """Remove a schedule. The tasks that it has published stay."""
     schedule_id = visit.query.exact("id") or ""
-    if not await visit.parts.client.remove_schedule(schedule_id):
+    if not await visit.client.remove_schedule(schedule_id):
         raise ScheduleNotFound(schedule_id)
     return visit.back("/schedules", f"The schedule {schedule_id} is removed; its tasks stay.")

@@ -38,7 +38,7 @@ async def task(visit: Visit) -> Response:
         return visit.html("malformed.html", **shown, fault=fault, document=_document(found))
     flow = made.flow
     chosen = _chosen_run(made, visit)
-    kept = [] if chosen is None else await visit.parts.client.logs(name, caller.stored_key(key), run_id=chosen.run_id)
+    kept = [] if chosen is None else await visit.client.logs(name, caller.stored_key(key), run_id=chosen.run_id)
     return visit.html(
         "task.html",
         **shown,
@@ -53,7 +53,7 @@ async def task(visit: Visit) -> Response:
         neighbours=_neighbours(made, visit),
         params=pretty(made.params),
         former=[(one, pretty(one.params)) for one in reversed(made.former_params)],
-        version=visit.parts.client.etag(made),
+        version=visit.client.etag(made),
         editable=text if len(text := whole(made.params)) <= _LONGEST_EDITED else None,
         runs=list(reversed(made.runs)),
         chosen=chosen,
@@ -132,7 +132,7 @@ def _address(name: str, key: str) -> str:
 async def cancel(visit: Visit) -> Response:
     """Cancel a task, or ask the worker that runs it to stop."""
     name, key = _named(visit)
-    made = await visit.parts.client.cancel(name, visit.caller.stored_key(key))
+    made = await visit.client.cancel(name, visit.caller.stored_key(key))
     if made.status.is_final:
         return visit.back(_address(name, key), f"It is {made.status.value}.")
     return visit.back(_address(name, key), "Its worker was asked to stop the run.")
@@ -142,7 +142,7 @@ async def cancel(visit: Visit) -> Response:
 async def retry(visit: Visit) -> Response:
     """Let a FAIL or CANCELED task run again, with the params of the form if they were changed."""
     name, key = _named(visit)
-    stored, client = visit.caller.stored_key(key), visit.parts.client
+    stored, client = visit.caller.stored_key(key), visit.client
     text = visit.form.exact("params")
     if text is None:
         await client.retry(name, stored)
@@ -161,7 +161,7 @@ async def retry(visit: Visit) -> Response:
 async def rerun(visit: Visit) -> Response:
     """Let a finished task run again from the start."""
     name, key = _named(visit)
-    await visit.parts.client.rerun(name, visit.caller.stored_key(key))
+    await visit.client.rerun(name, visit.caller.stored_key(key))
     return visit.back(_address(name, key), "It runs again from the start.")
 
 
@@ -174,7 +174,7 @@ async def priority(visit: Visit) -> Response:
         value = int(text)
     except ValueError:
         raise InvalidInput("priority: use a whole number.", field="priority") from None
-    await visit.parts.client.update_option(name, visit.caller.stored_key(key), priority=value)
+    await visit.client.update_option(name, visit.caller.stored_key(key), priority=value)
     return visit.back(_address(name, key), f"Its priority is {value}.")
 
 
@@ -183,7 +183,7 @@ async def remove(visit: Visit) -> Response:
     """Remove a task."""
     name, key = _named(visit)
     stored = visit.caller.stored_key(key)
-    if not await visit.parts.client.remove(name, stored):
+    if not await visit.client.remove(name, stored):
         raise TaskNotFound(task_id_of(name, stored))
     visit.session.note(f"{name}:{key} is removed.")
     return see("/tasks")

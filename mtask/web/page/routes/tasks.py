@@ -41,7 +41,7 @@ async def tasks(visit: Visit) -> Response:
         wanted = search_of(query, now)
         shown = _ids(query.exact("shown"), caller)
         if visit.is_fragment and shown:
-            by_id, now = await reads.rows(shown)
+            by_id, now = await reads.rows(shown, caller)
             rows = [by_id.get(task_id) or TaskFields(task_id, None, {}) for task_id in shown]
             fresh = 0 if query.text("cursor") else await _fresh(visit, wanted, shown)
             return _list(visit, rows, now, fresh=fresh)

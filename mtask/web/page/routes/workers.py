@@ -36,7 +36,7 @@ async def workers(visit: Visit) -> Response:
 async def stop(visit: Visit) -> Response:
     """Ask a worker to stop gracefully."""
     worker_id = visit.query.exact("worker_id") or ""
-    await visit.parts.client.stop_worker(worker_id)
+    await visit.client.stop_worker(worker_id)
     visit.parts.reads.forget()
     return visit.back("/workers", f"{worker_id} was asked to stop: it finishes its runs or hands them back.")
 
@@ -45,7 +45,7 @@ async def stop(visit: Visit) -> Response:
 async def resize(visit: Visit) -> Response:
     """Change the number of handlers that a worker may run at once."""
     worker_id, concurrency = visit.query.exact("worker_id") or "", visit.form.whole("concurrency")
-    await visit.parts.client.set_worker(worker_id, concurrency=concurrency)
+    await visit.client.set_worker(worker_id, concurrency=concurrency)
     visit.parts.reads.forget()
     what = "as many as at its start" if concurrency is None else str(concurrency)
     return visit.back("/workers", f"{worker_id} may run {what} at once{' (paused)' * (concurrency == 0)}.")

@@ -103,8 +103,8 @@ def test_what_a_handler_raises_means_the_same(
                 text = isinstance(expected, str)
                 assert found[field].startswith(expected) if text else found[field] == expected
             if kind == "goes on":
-                await it.exists("echo:raises:1/next-1")
-                await it.bench.status("echo:raises:1/next-1", "SUCCESS")
+                await it.exists("echo:@raises:1/next-1")
+                await it.bench.status("echo:@raises:1/next-1", "SUCCESS")
 
     asyncio.run(scenario())
 

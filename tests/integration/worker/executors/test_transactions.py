@@ -92,8 +92,8 @@ def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(
             await it.ended(task_id, status)
             assert effects(it, task_id) == written
             if then == "go on":
-                await it.exists("echo:commit:1/next-1")
-                await it.bench.status("echo:commit:1/next-1", "SUCCESS")
+                await it.exists("echo:@commit:1/next-1")
+                await it.bench.status("echo:@commit:1/next-1", "SUCCESS")
 
     asyncio.run(scenario())
 

@@ -94,9 +94,10 @@ def test_a_chain_runs_through_three_queues(mongo_uri: str, database_name: str, m
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app(seen), queues=QUEUES) as bench:
             await bench.client.publish("first", {"user": 7}, key="k", priority=1, queue="a", lookup={"user": 7})
-            await succeeded(bench, "third:first:k/next-2")
+            await succeeded(bench, "third:@first:k/next-2")
             await ended(bench)
-            first, second, third = (the(bench, i) for i in ("first:k", "second:first:k/next-1", "third:first:k/next-2"))
+            chain_ids = ("first:k", "second:@first:k/next-1", "third:@first:k/next-2")
+            first, second, third = (the(bench, task_id) for task_id in chain_ids)
             assert bench.tasks.count_documents({}) == 3
             assert [each["queue"] for each in (first, second, third)] == ["a", "b", "c"]
             assert [each["task_option"]["priority"] for each in (first, second, third)] == [1, 3, 2]
@@ -104,11 +105,11 @@ def test_a_chain_runs_through_three_queues(mongo_uri: str, database_name: str, m
             run_ids = [each["task_state"]["worker_states"][0]["run_id"] for each in (first, second)]
             chain = {"before": "first:k", "first": "first:k", "number": 1, "run_id": run_ids[0]}
             assert second["chain"] == chain
-            assert third["chain"] == chain | {"before": "second:first:k/next-1", "number": 2, "run_id": run_ids[1]}
-            assert first["task_state"]["next_id"] == "second:first:k/next-1"
+            assert third["chain"] == chain | {"before": "second:@first:k/next-1", "number": 2, "run_id": run_ids[1]}
+            assert first["task_state"]["next_id"] == "second:@first:k/next-1"
             assert not {"owed_since", "owed_tasks", "expire_time", "flow"} & {*first, *second, *third}
             assert await bench.client.result("first", "k") == {"from": "first"}
-            assert await bench.client.result("third", "first:k/next-2") == 10
+            assert await bench.client.result("third", "@first:k/next-2") == 10
             found = await bench.client.find(lookup={"user": 7})
             assert {task.name for task in found} == {"first", "second", "third"}
             assert {task.name for task in await bench.client.find(lookup={"stage": "second"})} == {"second", "third"}
@@ -131,7 +132,7 @@ def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(
 
             finishing = between(bench.worker.parts.finisher, "finish", after=lose)
             await bench.client.publish("first", {"user": 1}, key="k", queue="a")
-            await succeeded(bench, "third:first:k/next-2")
+            await succeeded(bench, "third:@first:k/next-2")
             await ended(bench)
             assert finishing.seen_cnt > 3
             assert bench.tasks.count_documents({}) == 3
@@ -161,7 +162,7 @@ def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(
             assert await bench.client.purge(name="first") == 0
             await bench.client.keep("a")
             parts.scans._flow_janitor.look_after = look_after  # type: ignore[method-assign]
-            await until(lambda: bench.tasks.find_one({"_id": "second:first:k/next-1"}), message="published by a scan")
+            await until(lambda: bench.tasks.find_one({"_id": "second:@first:k/next-1"}), message="published by a scan")
             await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="crossed off")
             gone = bench.tasks.find_one({"_id": "first:k"})
             assert gone is None or "expire_time" in gone
@@ -213,14 +214,14 @@ def test_a_rerun_does_not_go_on_again(mongo_uri: str, database_name: str, mongo:
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app(), queues=QUEUES) as bench:
             await bench.client.publish("second", {"n": 1}, key="k", queue="b")
-            await succeeded(bench, "third:second:k/next-1")
+            await succeeded(bench, "third:@second:k/next-1")
             if is_removed:
-                assert await bench.client.remove("third", "second:k/next-1")
+                assert await bench.client.remove("third", "@second:k/next-1")
             await bench.client.rerun("second", "k")
             await bench.status("second:k", "SUCCESS")
             await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="nothing is owed")
             await ended(bench)
-            left = {"second:k"} if is_removed else {"second:k", "third:second:k/next-1"}
+            left = {"second:k"} if is_removed else {"second:k", "third:@second:k/next-1"}
             assert {each["_id"] for each in bench.tasks.find()} == left
             assert all(len(each["task_state"]["worker_states"]) <= 2 for each in bench.tasks.find())
 
@@ -263,7 +264,7 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             await bench.client.publish(kind, key="k", unexpected_retry_delay_ms=0)
-            await succeeded(bench, f"work:{kind}:k/next-1")
+            await succeeded(bench, f"work:@{kind}:k/next-1")
             await ended(bench)
             assert await bench.client.result(kind, "k") == "paid"
             assert mongo[database_name]["effects"].count_documents({}) == 1
@@ -272,9 +273,9 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
     asyncio.run(scenario())
     assert len(tries) == 2
     [document] = committed
-    assert document["task_state"]["next_id"] == f"work:{kind}:k/next-1"
+    assert document["task_state"]["next_id"] == f"work:@{kind}:k/next-1"
     assert document["task_state"]["worker_states"][-1]["returns"] == "paid"
-    assert [owed["_id"] for owed in document["owed_tasks"]] == [f"work:{kind}:k/next-1"]
+    assert [owed["_id"] for owed in document["owed_tasks"]] == [f"work:@{kind}:k/next-1"]
 
 
 def test_a_result_that_cannot_be_stored_rolls_the_transaction_back(mongo_uri: str, database_name: str) -> None:
@@ -310,11 +311,11 @@ def test_decorated_handlers_always_go_on(mongo_uri: str) -> None:
             flow.add("s", "by-flow")
             made.client.publish_flow(flow)
         made.run()
-        next_one = made.client.get("after", "always:k/next-1")
+        next_one = made.client.get("after", "@always:k/next-1")
         assert (next_one.params, next_one.task_option.priority) == ({"user": 3}, 4)
         assert next_one.returns == "after {'always': 'always 3'}"
         assert {task.id for task in made.client.find(limit=0)} == {
-            "always:k", "after:always:k/next-1", "by-flow:alone",
+            "always:k", "after:@always:k/next-1", "by-flow:alone",
             "by-flow:import/1/s", "work:import/1/s/next-1",
             "by-flow:fast/s", "after-fast:fast/s/next-1",
             "by-flow:other/import/s",
@@ -356,7 +357,7 @@ def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(
             assert "next_id" not in bench.state("twofold:k"), "no next task was published meanwhile"
             async with working(mongo_uri, database_name, mongo, make_app(), worker_id="w2"):
                 await bench.status("twofold:k", "SUCCESS")
-                await succeeded(bench, "work:twofold:k/next-1")
+                await succeeded(bench, "work:@twofold:k/next-1")
             assert bench.tasks.count_documents({}) == 2
 
     asyncio.run(scenario())
@@ -381,6 +382,6 @@ def test_a_task_that_owes_its_next_one_is_removed_after_it_is_published(
             await bench.client.publish("first", {"user": 1}, key="k", queue="a")
             await bench.status("first:k", "SUCCESS")
             assert await bench.client.remove("first", "k")
-            assert {each["_id"] for each in bench.tasks.find()} == {"second:first:k/next-1"}
+            assert {each["_id"] for each in bench.tasks.find()} == {"second:@first:k/next-1"}
 
     asyncio.run(scenario())
