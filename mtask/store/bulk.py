@@ -24,7 +24,7 @@ from mtask.model.status import TaskStatus
 from mtask.store import callbacks
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.driver.operation import Operation, bulks, tasks
-from mtask.store.flows import settling
+from mtask.store.flows import operating
 from mtask.store.layout import setup
 from mtask.store.lists import listing
 from mtask.store.lists.asked import Asked
@@ -134,14 +134,24 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
     asked = Asked(criteria, until=bulk.cutoff + _MS, by=order)
     page = yield from listing.page(asked, BATCH, place, ["flow.key"])
     ids = [row["_id"] for row in page.documents]
-    of_flows = [row["_id"] for row in page.documents if row["f"][0] is not None]
-    still = {"$and": [filters.search(criteria), {"_id": {"$in": ids}}, {order.path: {"$lte": bulk.cutoff}}]}
+    flow_keys = {row["_id"]: row["f"][0] for row in page.documents if row["f"][0] is not None}
+    in_time = {order.path: {"$lte": bulk.cutoff}}
+    asked_for = [filters.search(criteria), in_time]
+    still = {"$and": [*asked_for, filters.by_ids(ids)]}
     if ids and bulk.action == "remove":
         yield from callbacks.settle_all(ids)  # the ends of these tasks are told first
-    done = (yield from _change(bulk.action, still, of_flows)) if ids else 0
+    done, left = 0, len(ids)
+    if flow_keys and bulk.action != "remove":
+        own = {"$and": [filters.search({**criteria, "status": None}), in_time]}
+        done = yield from _change_flows(bulk.action, [*flow_keys.values()], {"$and": asked_for}, own)
+        unchanged = {**still, "task_state.cancel_requested": False, **filters.by_ids([*flow_keys])}
+        left -= len(flow_keys) - (yield tasks("count_documents", unchanged))
+        still["$and"].append({"_id": {"$nin": [*flow_keys]}})
+    changed = (yield from _change(bulk.action, still)) if ids else 0
+    done, left = done + changed, left - changed
     change: dict[str, Any] = {
         "$set": {"cursor": None if page.next is None else cursor_of(order, page.next)},
-        "$inc": {"done_cnt": done, "left_cnt": len(ids) - done},
+        "$inc": {"done_cnt": done, "left_cnt": left},
     }
     if page.next is None:
         change["$currentDate"] = {"end_time": True}
@@ -153,7 +163,22 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
     return Step(after, True)
 
 
-def _change(action: Action, still: filters.Filter, of_flows: Sequence[str]) -> Operation[int]:
+def _change_flows(action: Action, keys: Sequence[Any], among: filters.Filter, own: filters.Filter) -> Operation[int]:
+    """Change all steps of these flows that are asked for, also beyond the batch; return their number.
+
+    If a batch were settled before the next one, a step of a later batch would end by its dependency, or run as its
+    clean-up. `own` matches the steps that are asked for, whatever their status.
+    """
+    done = 0
+    for key in sorted({key for key in keys if isinstance(key, str)}):
+        if action == "cancel":
+            done += yield from operating.cancel_steps(key, among, own)
+        else:
+            done += len((yield from operating.retry_steps(key, among)))
+    return done
+
+
+def _change(action: Action, still: filters.Filter) -> Operation[int]:
     """Change a batch of tasks, those that still are as they were asked for; return their number."""
     if action == "remove":
         # A live run ends sooner if its worker is asked first.
@@ -163,6 +188,4 @@ def _change(action: Action, still: filters.Filter, of_flows: Sequence[str]) -> O
         return int(result.deleted_count)
     pipeline = requests.cancel() if action == "cancel" else requests.run_again(everything=False)
     result = yield tasks("update_many", still, pipeline)
-    if of_flows:
-        yield from settling.settle_all(list(of_flows))
     return int(result.matched_count)

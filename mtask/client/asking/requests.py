@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from mtask.client.reading import decrypting
     from mtask.store import callbacks, gathering
     from mtask.store.encryption import unsealing
+    from mtask.store.flows import operating as flow_operating
     from mtask.store.flows import retention, settling
     from mtask.store.streams import events
     from mtask.store.streams.events import TaskEvent
@@ -67,6 +68,7 @@ else:
     gathering = LazyModule("mtask.store.gathering")
     unsealing = LazyModule("mtask.store.encryption.unsealing")
     retention = LazyModule("mtask.store.flows.retention")
+    flow_operating = LazyModule("mtask.store.flows.operating")
     settling = LazyModule("mtask.store.flows.settling")
     events = LazyModule("mtask.store.streams.events")
 
@@ -314,6 +316,7 @@ def run_again(
 def _run_again(
     task_id: str, given: Sequence[Any], also: filters.Filter | None, *, everything: bool
 ) -> Operation[queries.Document]:
+    yield from flow_operating.check_dependencies(task_id)
     sealed, new = None, list(given)
     if new and (yield from sealing.sealer()) is not None:
         # The data key is that of the queue in which the task is now, or that of its tenant.

@@ -68,7 +68,7 @@ def look(task_ids: Sequence[str]) -> Operation[list[Document]]:
 
 def _after(step: Document) -> tuple[str, ...]:
     """Return the dependencies. A malformed step may have none; whoever claims it finds out."""
-    return _texts(part_of(step).get("after"))
+    return texts(part_of(step).get("after"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _parsed(row: Document) -> _Found:
         row["owes"],
         has_children=bool(part.get("has_children")),
         unwatched=part.get("unwatched") is True,
-        ancestors=_texts(part.get("ancestors")),
+        ancestors=texts(part.get("ancestors")),
     )
 
 
@@ -126,7 +126,8 @@ def text_of(row: Document, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a list. A malformed document may hold anything there."""
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 

@@ -6,14 +6,16 @@ then ends by the user's cancel, and not because a dependency was canceled a mome
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from mtask.errors import DependencyMissing
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import reading, settling
 from mtask.store.flows.changing import change
-from mtask.store.flows.looking import BATCH
+from mtask.store.flows.looking import BATCH, part_of, texts
 from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.store.statements import filters, flows, requests
 from mtask.store.statements.derive import Pipeline
@@ -22,6 +24,10 @@ from mtask.store.statements.derive import Pipeline
 #: adding steps.
 _PASSES = 100
 _ID = {"_id": 1}
+_RETRIED = {"flow.after": 1, "flow.ancestors": 1, "flow.on_failed": 1}
+#: The order of a cancel: no other process ends WAITING steps because of a dependency that the same call cancels.
+_WAITING_FIRST = [(flows.STATUS, -1)]
+_WAIT_AGAIN = flows.hold_again()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,7 @@ def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
     matched = flows.cancelable(key, everything=everything)
     changed: dict[str, None] = {}
     for _ in range(_PASSES):
-        # WAITING steps come first, so that no other process ends them because of a dependency that this call cancels.
-        ids = yield from _change_all(matched, requests.cancel(), [(flows.STATUS, -1)])
+        ids = yield from _change_all(matched, requests.cancel(), _WAITING_FIRST)
         # A step that has succeeded may owe a next task. This task must exist before it can be canceled.
         owing = yield from _owing(key)
         if not ids and not owing:
@@ -54,6 +59,17 @@ def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
     return (yield from _changed(key, changed))
 
 
+def cancel_steps(key: str, among: filters.Filter, own: filters.Filter) -> Operation[int]:
+    """Cancel those open steps of a flow that match `among`; return the number of steps that are canceled by it.
+
+    `own` matches the steps whose ends are the user's. It must match those of `among`, whatever their status.
+    """
+    matched = {"$and": [flows.cancelable(key, everything=True), among]}
+    ids = yield from _change_all(matched, requests.cancel(), _WAITING_FIRST)
+    yield from settling.settle_all(ids)
+    return len(ids) + len((yield from _own(ids, own)))
+
+
 def _owing(key: str) -> Operation[list[str]]:
     """Return the steps that are still to publish tasks."""
     owing = {"flow.key": key, "owed_since": {"$exists": True}, "owed_tasks.0": {"$exists": True}}
@@ -61,8 +77,10 @@ def _owing(key: str) -> Operation[list[str]]:
     return [document["_id"] for document in found]
 
 
-def _own(canceled: Sequence[str]) -> Operation[list[str]]:
+def _own(canceled: Sequence[str], among: filters.Filter | None = None) -> Operation[list[str]]:
     """Make the ends that these cancels caused the user's own: no retry of another step opens such a step again.
+
+    With `among`, only those of the steps that match it.
 
     Another process may have settled a cancel before this call came to the dependents. Return the ids of these.
     """
@@ -70,7 +88,7 @@ def _own(canceled: Sequence[str]) -> Operation[list[str]]:
     pending = list(canceled)
     while pending:
         batch, pending = pending[:BATCH], pending[BATCH:]
-        caused = flows.ended_by_any(batch)
+        caused = {**flows.ended_by_any(batch), **({} if among is None else {"$and": [among]})}
         found = yield tasks("find", caused, _ID, hint=HELD_INDEX)
         ids = [document["_id"] for document in found]
         if ids:
@@ -81,20 +99,69 @@ def _own(canceled: Sequence[str]) -> Operation[list[str]]:
 
 
 def retry(key: str) -> Operation[ChangedFlow]:
-    """Open all FAIL and CANCELED steps of a flow again; raise FlowNotFound.
-
-    The order does not matter. If another process ends a step again because its dependency is still to be opened, then
-    the settling of that dependency opens the step.
-    """
+    """Open all FAIL and CANCELED steps of a flow again; raise FlowNotFound."""
     yield from reading.must_exist(key)
-    failed = {"flow.key": key, **flows.failed_steps()}
-    found = yield tasks("find", failed, _ID, hint=FLOW_INDEX)
-    ids = [document["_id"] for document in found]
-    for start in range(0, len(ids), BATCH):
-        guard = {**filters.by_ids(ids[start : start + BATCH]), **failed}
-        yield from change(guard, requests.run_again(everything=False))
-    yield from settling.settle_all(ids)
+    rows = yield tasks("find", {"flow.key": key, **flows.failed_steps()}, _RETRIED, hint=FLOW_INDEX)
+    gone = yield from _gone(rows)
+    for task_id, dependencies in gone.items():
+        raise DependencyMissing(task_id, dependencies)
+    ids = yield from retry_steps(key, {})
     return (yield from _changed(key, dict.fromkeys(ids)))
+
+
+def check_dependencies(task_id: str) -> Operation[None]:
+    """Raise DependencyMissing if a dependency of the task is not there any more."""
+    rows = yield tasks("find", {"_id": task_id, "flow.after.0": {"$exists": True}}, _RETRIED, hint="_id_")
+    gone = yield from _gone(rows)
+    if gone:
+        raise DependencyMissing(task_id, gone[task_id])
+
+
+def _gone(rows: Sequence[Mapping[str, Any]]) -> Operation[dict[str, list[str]]]:
+    """Return the dependencies of these steps that are not there any more, by step. Steps that lack none are left out.
+
+    Without their results, a step would do its work on less than it was meant to.
+    """
+    after = {row["_id"]: texts(part_of(dict(row)).get("after")) for row in rows}
+    wanted = sorted({task_id for ids in after.values() for task_id in ids} - {*after})
+    there = {*after}
+    for start in range(0, len(wanted), BATCH):
+        found = yield tasks("find", filters.by_ids(wanted[start : start + BATCH]), _ID, hint="_id_")
+        there |= {row["_id"] for row in found}
+    gone = {task_id: [each for each in ids if each not in there] for task_id, ids in after.items()}
+    return {task_id: ids for task_id, ids in gone.items() if ids}
+
+
+def retry_steps(key: str, among: filters.Filter) -> Operation[list[str]]:
+    """Open those FAIL and CANCELED steps of a flow again that match `among`; return their ids.
+
+    Those stay that lack a dependency.
+
+    A step whose dependency is opened, too, waits for it again. A clean-up is opened after its dependencies: while they
+    are failed, whoever decides on it releases it. Of the others, the order does not matter: if another process ends a
+    step again because its dependency is still to be opened, then the settling of that dependency opens the step.
+    """
+    failed = {"$and": [{"flow.key": key, **flows.failed_steps()}, *([among] if among else [])]}
+    rows = yield tasks("find", failed, _RETRIED, hint=FLOW_INDEX)
+    gone = yield from _gone(rows)
+    steps = {row["_id"]: part_of(row) for row in rows if row["_id"] not in gone}
+    opened = {*steps}.union(*(texts(part.get("ancestors")) for part in steps.values()))
+    awaited = {task_id: opened & {*texts(part.get("after"))} for task_id, part in steps.items()}
+    late = {task_id for task_id, part in steps.items() if awaited[task_id] and part.get("on_failed") == "run"}
+    at_once = [task_id for task_id in steps if not awaited[task_id]]
+    yield from _open(failed, at_once, requests.run_again(everything=False))
+    yield from _open(failed, [task_id for task_id in steps if awaited[task_id] and task_id not in late], _WAIT_AGAIN)
+    while late:
+        now = [task_id for task_id in late if not awaited[task_id] & late] or [*late]  # a circle is malformed
+        yield from _open(failed, now, _WAIT_AGAIN)
+        late -= {*now}
+    yield from settling.settle_all(steps)
+    return [*steps]
+
+
+def _open(failed: filters.Filter, task_ids: Sequence[str], pipeline: Pipeline) -> Operation[None]:
+    for start in range(0, len(task_ids), BATCH):
+        yield from change({**filters.by_ids(task_ids[start : start + BATCH]), **failed}, pipeline)
 
 
 def _change_all(matched: filters.Filter, pipeline: Pipeline, order: list[tuple[str, int]]) -> Operation[list[str]]:

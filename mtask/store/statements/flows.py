@@ -251,6 +251,11 @@ def reopen(now: x.Expression = x.NOW) -> Pipeline:
     return requests.run_again(everything=False, now=now)
 
 
+def hold_again(now: x.Expression = x.NOW) -> Pipeline:
+    """Open a step again whose dependency is opened, too: it is WAITING again, also if it was released before."""
+    return [{"$set": {"flow": x.without(x.FLOW, "release_time")}}, *reopen(now)]
+
+
 def fail_fast(culprit: str, now: x.Expression = x.NOW) -> Pipeline:
     """Cancel a step because this task has failed. If a run holds the step, the run's worker ends it."""
     return [

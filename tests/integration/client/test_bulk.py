@@ -14,6 +14,7 @@ from mtask.errors import BulkNotFound, InvalidInput
 from mtask.model.bulk import SECRET_ID
 from mtask.store import bulk
 from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import settling
 from tests.clients import AnyClient, claim, fail
 
 COUNT = 25
@@ -63,8 +64,8 @@ def test_what_fails_again_meanwhile_is_not_retried_for_ever(
     fill(client, store)
     change = bulk._change
 
-    def failing_at_once(action: Any, still: Any, of_flows: Any) -> Any:
-        changed = yield from change(action, still, of_flows)
+    def failing_at_once(action: Any, still: Any) -> Any:
+        changed = yield from change(action, still)
         for row in store.tasks.find({"task_state.status": "INIT"}):
             fail(store, row["_id"], claim(store, row["_id"]), "at once")
         return changed
@@ -100,6 +101,39 @@ def test_a_bulk_cancel_tells_the_other_steps_of_a_flow(client: AnyClient) -> Non
     assert client.get("b", "f/two").status == "CANCELED"
 
 
+def test_a_bulk_cancel_of_a_large_flow_is_the_users_in_each_batch(client: AnyClient, store: SyncStore) -> None:
+    """The flow has more steps than a batch: none of them ends by another one, and no clean-up runs."""
+    flow = Flow("f")
+    root = flow.add("root", "a")
+    for number in range(COUNT):
+        flow.add(f"clean-{number:02}", "clean", after=[root], on_failed="run")
+        flow.add(f"work-{number:02}", "a", after=[root])
+    client.publish_flow(flow)
+    client.publish_many([TaskSpec("a", key=f"alone-{number}") for number in range(5)])
+    done = client.run_bulk(client.plan_bulk("cancel", status=["INIT", "WAITING"]).plan)
+    assert (done.done_cnt, done.left_cnt) == (2 * COUNT + 6, 0)
+    assert client.count(status="CANCELED") == client.count() == done.done_cnt
+    assert client.retry("a", "f/root").status == "INIT"
+    store.run(settling.settle_all(["a:f/root"]))
+    assert client.count(status="CANCELED") == done.done_cnt - 1, "the user canceled the others, too"
+
+
+def test_a_bulk_cancel_of_some_steps_leaves_the_others_to_the_flow(client: AnyClient, store: SyncStore) -> None:
+    flow = Flow("f")
+    root = flow.add("root", "a")
+    flow.add("clean", "clean", after=[root], on_failed="run")
+    flow.add("work", "b", after=[root])
+    client.publish_flow(flow)
+    run_id = claim(store, "a:f/root")
+    done = client.run_bulk(client.plan_bulk("cancel", name="a").plan)
+    assert (done.done_cnt, done.left_cnt) == (1, 0)
+    again = client.run_bulk(client.plan_bulk("cancel", name="a").plan)
+    assert (again.done_cnt, again.left_cnt) == (0, 0), "it is asked to stop already"
+    fail(store, "a:f/root", run_id, "canceled")
+    store.run(settling.settle_all(["a:f/root"]))
+    assert [client.get(*one).status for one in (("clean", "f/clean"), ("b", "f/work"))] == ["INIT", "CANCELED"]
+
+
 def test_another_process_goes_on_where_the_first_one_died(client: AnyClient, store: SyncStore) -> None:
     fill(client, store)
     begun = client.begin_bulk(client.plan_bulk("retry", status="FAIL").plan)
@@ -124,8 +158,8 @@ def test_a_batch_whose_end_was_not_written_is_done_again_without_harm(
     begun = client.begin_bulk(client.plan_bulk("retry", status="FAIL").plan)
     change = bulk._change
 
-    def dying(action: Any, still: Any, of_flows: Any) -> Any:
-        yield from change(action, still, of_flows)
+    def dying(action: Any, still: Any) -> Any:
+        yield from change(action, still)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bulk, "_change", dying)

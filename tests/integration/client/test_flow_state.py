@@ -13,7 +13,7 @@ import pytest
 from mtask import Client, Flow, WaitTimeout
 from mtask.client.asking import flow_requests
 from mtask.client.asking.requests import WaitPolicy
-from mtask.errors import DependencyFailed, FlowNotFound, FlowWaitTimeout, InvalidInput, TaskRunning
+from mtask.errors import DependencyFailed, DependencyMissing, FlowNotFound, FlowWaitTimeout, InvalidInput, TaskRunning
 from mtask.model.status import FINAL_STATUSES
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import operating, reading, settling
@@ -411,7 +411,9 @@ def test_retry_of_the_flow_opens_what_a_user_canceled(client: AnyClient, store: 
     client.cancel(NAME, "f/b")
     client.cancel_flow("f", everything=True)
     assert client.flow("f").counts == {"CANCELED": 4}
-    assert client.retry_flow("f").counts == {"WAITING": 2, "INIT": 2}  # the clean-up had been released
+    assert client.retry_flow("f").counts == {"WAITING": 3, "INIT": 1}, (
+        "the clean-up waits again, though it was released"
+    )
     for step in ("a", "b", "c", "clean"):
         end(store, step)
     assert client.flow("f").counts == {"SUCCESS": 4}
@@ -442,6 +444,51 @@ def test_retry_of_a_flow_holds_when_another_settles_between_its_batches(
     assert statuses(reader) == {"a": "SUCCESS", "b": "INIT", "c": "WAITING", "clean": "INIT"}
 
 
+def test_failed_clean_up_waits_again_for_the_dependency_that_is_retried_with_it(
+    store: SyncStore, reader: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it does whoever settles the steps in between, and also where its own clean-up has failed, too."""
+    flow = Flow("f", max_unexpected_retries=0)
+    book = flow.add("book", NAME)
+    flow.add("settle", NAME, after=[book], on_failed="run")
+    flow.add("tell", NAME, after=["settle"], on_failed="run")
+    reader.publish_flow(flow)
+    steps = ("book", "settle", "tell")
+    for step in steps:
+        end(store, step, fails=True)
+    assert reader.flow("f").counts == {"FAIL": 3}
+    monkeypatch.setattr(operating, "BATCH", 1)
+    operation = operating.retry("f")
+    answer: Any = None
+    while True:
+        try:
+            call = operation.send(answer)
+        except StopIteration:
+            break
+        answer = store.run(_only(call))
+        if call.method == "update_many":
+            store.run(settling.settle_all([task_id(step) for step in steps]))
+            assert statuses(reader)["settle"] != "INIT"
+            assert statuses(reader)["tell"] != "INIT"
+    assert statuses(reader) == {"book": "INIT", "settle": "WAITING", "tell": "WAITING"}
+    end(store, "book")
+    assert statuses(reader) == {"book": "SUCCESS", "settle": "INIT", "tell": "WAITING"}
+    end(store, "settle", fails=True)
+    assert statuses(reader)["tell"] == "INIT"
+    end(store, "tell")
+    assert reader.retry_flow("f").counts == {"INIT": 1, "SUCCESS": 2}
+
+
+def test_bulk_retry_of_a_flow_lets_its_clean_up_wait_again(client: AnyClient, store: SyncStore) -> None:
+    published(client)
+    end(store, "a", fails=True)
+    end(store, "clean", fails=True)
+    assert statuses(client) == {"a": "FAIL", "b": "CANCELED", "c": "CANCELED", "clean": "FAIL"}
+    done = client.run_bulk(client.plan_bulk("retry", key_prefix="f/").plan)
+    assert (done.done_cnt, done.left_cnt) == (4, 0)
+    assert statuses(client) == {"a": "INIT", "b": "WAITING", "c": "WAITING", "clean": "WAITING"}
+
+
 def _only(call: Any) -> Any:
     return (yield call)
 
@@ -467,8 +514,28 @@ def test_a_removed_step_counts_as_canceled(client: AnyClient, store: SyncStore) 
     store.run(settling.settle_all([task_id("b")]))
     assert client.remove(NAME, "f/b")
     assert statuses(client) == {"a": "SUCCESS", "c": "CANCELED", "clean": "INIT"}
-    client.retry_flow("f")
+    with pytest.raises(DependencyMissing, match="work:f/b"):
+        client.retry_flow("f")
     assert statuses(client)["c"] == "CANCELED"
+
+
+def test_step_does_not_run_again_without_the_results_of_its_dependencies(client: AnyClient, store: SyncStore) -> None:
+    """The retention of successes is over, and a step that failed is still kept."""
+    published(client)
+    end(store, "a")
+    end(store, "b", fails=True)
+    end(store, "clean", fails=True)
+    store.tasks.delete_one({"_id": task_id("a")})
+    with pytest.raises(DependencyMissing) as caught:
+        client.retry_flow("f")
+    assert (caught.value.task_id, caught.value.dependencies) == (task_id("b"), (task_id("a"),))
+    for act in (client.retry, client.rerun):
+        with pytest.raises(DependencyMissing, match="work:f/a"):
+            act(NAME, "f/b")
+    # Of a bulk change, those are left that cannot run.
+    done = client.run_bulk(client.plan_bulk("retry", key_prefix="f/").plan)
+    assert (done.done_cnt, done.left_cnt) == (2, 1)
+    assert statuses(client) == {"b": "FAIL", "c": "CANCELED", "clean": "INIT"}
 
 
 def test_a_step_is_not_removed_while_it_owes_others_something(store: SyncStore, reader: Client) -> None:
