@@ -292,7 +292,7 @@ def _connect(parts: Parts) -> None:
     signals.room_made.connect(parts.claimer.wake, parts.scans.refill)
     signals.queue_checked.connect(parts.scans.refill)
     signals.tasks_doubtful.connect(parts.questions.suspect_all)
-    signals.permits_freed.connect(parts.scans.ask_soon)
+    signals.permits_freed.connect(parts.scans.ask_for_permits)
     signals.controls_resumed.connect(parts.scans.ask_full)
     signals.controls_changed.connect(
         parts.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, parts.retention.wake

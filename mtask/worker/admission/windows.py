@@ -24,7 +24,8 @@ from mtask.worker.state.queue import Entry, Order
 _Key = tuple[bool, int, int, int, float, str]
 #: A task in a row: its order, its task_id, a number, and its entry.
 _Item = tuple[Order, str, int, Entry]
-#: If fewer tasks than this number wait here in a queue, and more wait in the database, a scan is wanted.
+#: If fewer tasks than this number wait here in a queue, and more wait in the database, a scan is wanted. It is less
+#: where few permits can be free at once.
 LOW = 250
 #: The most tasks that wait here for permits of limit_keys and tenants, but at least one of each.
 _MOST_CLOSED = 1_000
@@ -53,6 +54,8 @@ class _Row:
     heap: list[_Item] = field(default_factory=list)
     count: int = 0  #: the tasks that were not dropped
     bound: Order = ALL
+    #: The number of tasks after the last scan for them; None: nobody has looked since.
+    brought: int | None = None
     #: The key by which the row is in `heads` of its window. None: it is not there.
     key: _Key | None = None
     #: The pool that is known to keep these tasks waiting. None: they are offered, or the row is empty.
@@ -81,6 +84,8 @@ class _Window:
     bound: Order = ALL
     #: Whether more tasks of the queue wait than scans have brought.
     is_cut: bool = False
+    #: The number of tasks that no narrow pool kept waiting after the last scan; None: nobody has looked since.
+    brought: int | None = None
 
 
 class Windows:
@@ -371,17 +376,27 @@ class Windows:
             return False
         wide = PermitPool(queue)
         rows = window.rows.values()
-        if window.is_cut and sum(row.count for row in rows if row.closed_by in (None, wide)) < LOW:
+        count = sum(row.count for row in rows if row.closed_by in (None, wide))
+        if window.brought is None:
+            window.brought = count
+        low = float(min(LOW, self._pools.kept(wide)))
+        if self._pools.is_fair(queue):
+            low = min(low, _half(window.brought))  # a scan brings a part of each tenant's tasks
+        if window.is_cut and count < low:
             return True
-        return any(row.bound < window.bound and self._runs_low(row) for row in rows)
+        are_low = [self._runs_low(row) for row in rows if row.bound < window.bound]  # each notes what it was brought
+        return any(are_low)
 
     def _runs_low(self, row: _Row) -> bool:
         """Whether few tasks of a row are left, and its pools may soon have permits for more.
 
-        What is not here is not listed in the pools, so worse tasks of other workers would get the permits.
+        What is not here is not listed in the pools, so worse tasks of other workers would get the permits. But if a
+        scan has just brought few, the next one would bring no more.
         """
+        if row.brought is None:
+            row.brought = row.count
         kept = self._kept(row)
-        return row.count < (KEPT if kept == inf else kept) / 2
+        return row.count < min((KEPT if kept == inf else kept) / 2, _half(row.brought))
 
     def narrow_lanes(self, queue: str) -> Iterator[NarrowLane]:
         """Yield the lanes of a queue that a pool of a limit_key or a tenant keeps waiting."""
@@ -404,10 +419,10 @@ class Windows:
         for queue in queues:
             window = self._window(queue)
             if lanes is None:
-                window.bound, window.is_cut = bound, bound != ALL
+                window.bound, window.is_cut, window.brought = bound, bound != ALL, None
             for place, row in list(window.rows.items()):
                 if row.lane in lanes if lanes is not None else row.lane not in left_out:
-                    row.bound, row.level = bound, None
+                    row.bound, row.level, row.brought = bound, None, None
                     if not row.count and row.closed_by is None and bound == window.bound:
                         del window.rows[place]
             self._offer_window(window)
@@ -423,10 +438,10 @@ class Windows:
     ) -> None:
         """Do as `found` does for a scan that brings the tasks of these tenants of a fair queue, each up to a bound."""
         window = self._window(queue)
-        window.is_cut = is_cut
+        window.is_cut, window.brought = is_cut, None
         for row in window.rows.values():
             if row.lane in lanes if lanes is not None else row.lane not in left_out:
-                row.bound = bounds.get(row.lane.tenant, row.bound)
+                row.bound, row.brought = bounds.get(row.lane.tenant, row.bound), None
         self._offer_window(window)
 
     def _offer_window(self, window: _Window) -> None:
@@ -434,6 +449,11 @@ class Windows:
         for row in window.rows.values():
             row.key = None
             self._offer(window, row)
+
+
+def _half(brought: int) -> float:
+    """Return the number below which a scan is wanted, where the last one has brought so many."""
+    return brought / 2 + 0.5 if brought else 0.0
 
 
 def _take_out(window: _Window, row: _Row) -> None:

@@ -266,6 +266,14 @@ class Batches:
             found = await self.scan_within(timedelta(0), names=names, timeout=timeout)
         return not found.is_complete
 
+    async def scan_for_permits(self) -> None:
+        """Scan the limited queues of which few tasks wait here for permits, and more in the database."""
+        wanted = [queue for queue in self._controls.queues if self._limits.windows.wants_more(queue)]
+        for target in scan_targets(wanted, self._controls, self._limits):
+            if target.queues:  # else it is for what is of no queue
+                await self._scan_target(target, self._controls.names, timedelta(0), begun_only=False)
+        self._limits.look_for_more()
+
     async def scan_within(
         self,
         horizon: timedelta,
@@ -285,7 +293,8 @@ class Batches:
         is_complete, has_future = True, False
         for target in scan_targets(self._controls.queues, self._controls, self._limits):
             found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
-            if target.is_fair or not target.is_apart:
+            if not target.is_apart or (target.is_fair and target.queues[0] not in self._controls.limits):
+                # What waits for permits is scanned as its windows ask for it.
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete and found.has_future:
                 # Tasks that are not yet due may have filled the batch and kept due tasks out.

@@ -70,6 +70,8 @@ class Scans:
         self._full_asked, self._full_done = 1, 0
         self._is_setup_due = False
         self._is_refill = False
+        #: Whether tasks are wanted for the permits of some queues.
+        self._is_for_permits = False
         #: Whether a scan is under way, and whether a refill was asked for meanwhile. The scan may bring enough.
         self._is_scanning = self._is_refill_asked = False
         #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
@@ -111,8 +113,13 @@ class Scans:
         self._wake.set()
 
     def ask_soon(self) -> None:
-        """Scan soon for due tasks. Call this when permits are free again."""
+        """Scan soon for due tasks."""
         self._is_refill = True
+        self._wake.set()
+
+    def ask_for_permits(self) -> None:
+        """Scan soon the queues of which few tasks wait here for permits."""
+        self._is_for_permits = True
         self._wake.set()
 
     def refill(self) -> None:
@@ -159,8 +166,12 @@ class Scans:
                 asked = self._full_asked
                 is_regular, is_full = monotonic() >= next_regular, self._is_full_due
                 self._is_refill &= not (is_regular or is_full)
+                is_for_permits, self._is_for_permits = self._is_for_permits, False
                 if is_regular or is_full or self._is_refill or self._is_setup_due or has_failed:
                     await self._scan(is_full=is_full)
+                elif is_for_permits:
+                    self._wake.clear()
+                    await self._batches.scan_for_permits()
                 else:
                     # Workers have come or gone. The stream tells of new tasks, so a scan would bring none.
                     self._wake.clear()
