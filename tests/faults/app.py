@@ -15,7 +15,7 @@ from typing import Any
 
 from mtask import App, Child, Context, Fail, Next, Retry
 from tests.faults.history import Event, History, Ledger, Note
-from tests.faults.load import ARRIVALS, LIMITED, PATIENT, PAUSABLE, TICK
+from tests.faults.load import ARRIVALS, LIMITED, PATIENT, PAUSABLE, PROBE, TICK
 from tests.faults.order_load import FAIRLY, METERED, SHARED
 from tests.faults.resting import rest_often
 
@@ -275,6 +275,13 @@ async def pausable(context: Context, seconds: float) -> None:
 @app.task(queue=TICK)
 async def tick(context: Context) -> None:
     """Return at once, as often as its schedule says."""
+    with noted(context):
+        return
+
+
+@app.task(queue=PROBE)
+async def probe(context: Context) -> None:
+    """Tell by its start how busy the machine is."""
     with noted(context):
         return
 

@@ -19,6 +19,8 @@ Operation = Literal["publish", "update", "cancel", "retry", "rerun", "gather"]
 
 #: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
 LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
+#: The tasks that tell how slow the machine is, and their queue. Nothing goes before them.
+PROBE = "probe"
 LIMIT_KEY = "k"
 #: The queue in which chains of tasks end.
 ARRIVALS = "arrivals"
@@ -104,6 +106,10 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
             params = {"seconds": round(random.uniform(0.0, 0.3), 2)}
         case "relay":
             params = {"left": random.choice((0, 1))}
+        case "probe":
+            params = {}
+            extra["priority"] = 1_000
+            extra.pop("delay", None)
         case "ours" | "theirs" | "metered" | "fairly":
             params = params_of(random)
             extra |= {**urgent_options(random), **own_options(random, kind)}
@@ -121,7 +127,8 @@ def task_id_of(spec: TaskSpec) -> str:
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 567,
+    "quick": 542,
+    "probe": 25,
     "plain": 200,
     "slow": 15,
     "slow_plain": 5,
@@ -141,7 +148,7 @@ _SHARES = {
     "metered": 4,
     "fairly": 8,
 }
-_OWN_QUEUES: Mapping[str, str] = {LIMITED: LIMITED, PAUSABLE: PAUSABLE, **QUEUES}
+_OWN_QUEUES: Mapping[str, str] = {LIMITED: LIMITED, PAUSABLE: PAUSABLE, PROBE: PROBE, **QUEUES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mtask import TaskSpec
 from tests.order.delays import Delay
-from tests.order.history import History
+from tests.order.history import History, Trouble
 from tests.order.model import share
 from tests.order.theatre import spec
 from tests.order.tolerance import USUAL, Tolerance
@@ -45,11 +45,19 @@ class Pace:
         """Return the part of each delay that is not due to the machine, the shortest first."""
         return sorted(max(0.0, delay.seconds - self._slack(delay)) for delay in delays)
 
-    def tolerance(self) -> Tolerance:
-        """Return what is not held against workers on this machine."""
+    def tolerance(self, usual: Tolerance = USUAL) -> Tolerance:
+        """Return what is not held against workers on this machine. `usual`: the same on one that is not busy."""
+        if not self._late:
+            return usual
         # The latest ones may have waited for a worker that was killed.
         late = _TIMES_UNDER_WAY * share(sorted(late for _, late in self._late), 0.9)
-        return replace(USUAL, under_way=max(USUAL.under_way, late), lag=max(USUAL.lag, late))
+        return replace(usual, under_way=max(usual.under_way, late), lag=max(usual.lag, late))
+
+    def troubles(self, usual: Tolerance) -> Iterator[Trouble]:
+        """Yield the times in which the machine was slower than is usual, each with the grace of these times."""
+        for due, late in self._late:
+            if _TIMES * late > usual.grace:
+                yield Trouble(due - _AROUND, due + late + _AROUND, _TIMES * late)
 
     def _slack(self, delay: Delay) -> float:
         first, last = delay.since - _AROUND, delay.claimed + _AROUND

@@ -15,15 +15,18 @@ from tests.faults.checks.handlers import Work
 from tests.faults.checks.logs import Document, RunLog, TaskLog
 from tests.faults.checks.verdict import Distribution, Kind, Verdict
 from tests.faults.history import Clock, Fault
+from tests.faults.load import PROBE
 from tests.faults.order_load import APPS, QUEUES, serves
 from tests.order.delays import Delay
 from tests.order.history import Change, History, Limit, Run, Settings, Task, Trouble, Up, Worker
 from tests.order.model import Violation, judge
+from tests.order.pace import Pace
 from tests.order.reading import read_task
 from tests.order.times import joined, without
 from tests.order.tolerance import Tolerance
 
-#: Five workers, three servers and the harness share a machine that is busy: a claim may take a second and more.
+#: Five workers, three servers and the harness share a machine that is busy: a claim may take a second and more. Where
+#: probes tell that it takes longer, more is tolerated: see `tests.order.pace`.
 TOLERANCE = Tolerance(grace=3.0, under_way=1.0, lag=1.0)
 #: How long after a fault of the database nothing is judged, in seconds: until streams are open again, all tasks have
 #: been found once more, and the claims are settled that were under way.
@@ -74,14 +77,15 @@ class OrderJudge:
 
     def judge(self, changes: Iterable[Document], ends: Iterable[Document]) -> None:
         """Judge all starts. `changes`: the limits as they were set. `ends`: the ends of worker processes."""
+        pace = Pace(History(list(self._probes()), ()))
         history = History(
             [*self._ordered(), *self._others()],
             list(self._workers(list(ends))),
             list(_read_changes(changes)),
-            list(self._troubles()),
+            [*self._troubles(), *pace.troubles(TOLERANCE)],
             [Up(fault.start, fault.end + _RECLAIMED) for fault in self._faults],
         )
-        judgement = judge(history, TOLERANCE)
+        judgement = judge(history, pace.tolerance(TOLERANCE))
         for found in judgement.violations:
             if found.kind.startswith("too many"):
                 self._report("over_limit", found)
@@ -115,6 +119,17 @@ class OrderJudge:
             if document is not None:
                 task = read_task(StoredTask.model_validate(document), starts)
                 yield task if self._is_plain(task_id, log, document) else replace(task, is_judged=False)
+
+    def _probes(self) -> Iterator[Task]:
+        """Yield the probes that came to a claim while nothing was done against the database."""
+        away = [Up(fault.start, fault.end + _DATABASE) for fault in self._faults if fault.is_database_away]
+        for task_id, log in self._tasks.items():
+            document = log.document if task_id.partition(":")[0] == PROBE else None
+            if document is None or not self._is_plain(task_id, log, document):
+                continue
+            task = read_task(StoredTask.model_validate(document), {})
+            if task.runs and not any(up.since <= task.runs[0].claimed and task.due <= up.until for up in away):
+                yield task
 
     def _is_plain(self, task_id: str, log: TaskLog, document: Document) -> bool:
         """Whether nobody has changed, canceled or reopened a task, so that its rank is known at all times."""
