@@ -78,8 +78,9 @@ No attribute holds a password.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import ClassVar
 
 #: The longest delay before a task's start, or before its next attempt: ten years. Every duration has this limit.
@@ -516,21 +517,35 @@ class DatabaseError(MtaskError):
     exit_code = 3
 
 
+_AGAIN = "then try again: nothing is done twice."
+
+
 class DatabaseUnavailable(DatabaseError):
     """The database cannot be reached, or did not answer in time.
 
-    The server may have carried out the operation nevertheless.
+    The server may have carried out the operation nevertheless. If it was a publish, `keys` holds the keys that were
+    made for its tasks without a key, by their place: publish again with these, so that no task is published twice.
     """
+
+    keys: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, reason: str, *, address: str | None = None) -> None:
         where = f" at {address}" if address else ""
         super().__init__(
             f"MongoDB{where} cannot be reached: {reason}. "
             "Check that it runs and that the URI is right (MTASK_URI or --uri; for development, `mtask local start` "
-            "gives one), then try again: nothing is done twice."
+            f"gives one), {_AGAIN}"
         )
         self.reason = reason
         self.address = address
+
+    def repeat_with(self, keys: Mapping[int, str]) -> None:
+        """Note the keys that were made for the tasks of a publish."""
+        self.keys = MappingProxyType(dict(keys))
+        told = [f"key={key!r}" if len(keys) == 1 else f"key={key!r} for task {place}" for place, key in keys.items()]
+        more = ", ... (see `keys`)" if len(told) > 3 else ""
+        how = f"then repeat with {', '.join(told[:3])}{more}: with other keys, tasks may exist twice."
+        self.args = (str(self).replace(_AGAIN, how),)
 
 
 class DatabaseTimeout(DatabaseUnavailable):

@@ -26,7 +26,6 @@ from mtask.store.tasks.publishing import Published
 
 T = TypeVar("T")
 #: The part of a flow's free room that one run uses before it counts the tasks of the flow again: one in this number.
-_ROOM_SHARE = 10
 
 
 class HandlerOperations(Protocol):
@@ -125,7 +124,6 @@ class Family:
         self._run = run
         self._operations = operations
         #: The number of tasks that may be added before the tasks of the flow are counted again.
-        self._room = 0
 
     def do(self, operation: Operation[T]) -> Adding[T]:
         """Run an operation: at once in a sync handler's thread, and when it is awaited in an async handler."""
@@ -176,11 +174,7 @@ class Family:
         run = self._run
         added: set[str] = set()
         owed_tasks = yield from sealing.seal_owed(owed_tasks)
-        if len(owed_tasks) > self._room:
-            room = yield from children.room_in(key)
-            children.check_room(key, len(owed_tasks), room)
-            self._room = max(len(owed_tasks), room // _ROOM_SHARE)
-        self._room -= len(owed_tasks)
+        yield from children.make_room(key, run.task.id, owed_tasks)
         for batch in children.in_batches(owed_tasks) if owed_tasks else ():
             added |= set((yield from children.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid)))
         return [Published(one.task_id, created=one.task_id in added, updated=False) for one in owed_tasks]

@@ -38,11 +38,12 @@ _STATUSES: Mapping[type[MtaskError], int] = {
     errors.DocumentTooLarge: 422,
     errors.NotStorable: 422,
 }
+_AGAIN = "Send the request again, a publish with the key in this answer: nothing is done twice."
 #: What a problem says about an error whose message may quote MongoDB.
 _INSTEAD: Mapping[type[MtaskError], str] = {
     errors.DatabaseError: "The database cannot do this now. The log of the server says why.",
-    errors.DatabaseUnavailable: "The database cannot be reached. Send the request again: nothing is done twice.",
-    errors.DatabaseTimeout: "The database did not answer in time. Send the request again: nothing is done twice.",
+    errors.DatabaseUnavailable: f"The database cannot be reached. {_AGAIN}",
+    errors.DatabaseTimeout: f"The database did not answer in time. {_AGAIN}",
     errors.AccessDenied: "The database user of this server may not do this. The log of the server names the right.",
     errors.SchemaMismatch: "A document in the database is malformed or of a newer mtask. The log says which one.",
     errors.EventsLost: "The history of events no longer reaches back that far. Begin anew.",

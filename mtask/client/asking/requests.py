@@ -25,7 +25,9 @@ from mtask.client.reading import views
 from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields
 from mtask.client.reading.versions import is_etag_of
 from mtask.errors import (
+    DatabaseBusy,
     DatabaseError,
+    DatabaseUnavailable,
     DependencyFailed,
     DocumentTooLarge,
     InvalidInput,
@@ -45,13 +47,14 @@ from mtask.errors import (
 from mtask.lazy import LazyModule
 from mtask.model.documents import Task, WorkerDocument
 from mtask.model.publishing.identity import check_text
+from mtask.model.publishing.tenants import own_key
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing
 from mtask.store.statements import filters
 from mtask.store.tasks import publishing, queries
-from mtask.store.tasks.publishing import Policy, Published
+from mtask.store.tasks.publishing import NewTask, Policy, Published
 
 if TYPE_CHECKING:
     from mtask.client.reading import decrypting
@@ -110,6 +113,9 @@ def publish(
             if policy.window is not None:
                 return (yield from gathering.publish_once_a_window(new, policy.window))
             return (yield from publishing.publish(new, policy))
+        except DatabaseUnavailable as error:
+            _tell_keys(error, [spec], [prepared])
+            raise
         except (NotStorable, DocumentTooLarge) as error:
             raise explain_unstorable(error, prepared.name) from error
 
@@ -128,6 +134,7 @@ def publish_many(
     if middleware:
         then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant)
         return within.publish_many(specs, middleware, then)
+    specs = list(specs)
     prepared = prepare_many(specs, policy, tenant)
     if policy.gather is not None and policy.gather.call_id is not None:
         raise InvalidInput("call_id belongs to one call: publish these tasks one by one.", field="call_id")
@@ -144,6 +151,9 @@ def publish_many(
             if policy.window is not None:
                 return (yield from gathering.publish_each_once_a_window(new, policy.window))
             return (yield from publishing.publish_many(new, policy, in_session=in_session))
+        except DatabaseUnavailable as error:
+            _tell_keys(error, specs, prepared)
+            raise
         except (NotStorable, DocumentTooLarge) as error:
             reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
             raise InvalidParams(
@@ -151,6 +161,14 @@ def publish_many(
             ) from error
 
     return operation()
+
+
+def _tell_keys(error: DatabaseUnavailable, specs: Sequence[TaskSpec], prepared: Sequence[NewTask]) -> None:
+    """Have the error tell the keys that were made: a repeat without them would publish other tasks."""
+    pairs = enumerate(zip(specs, prepared, strict=True))
+    keys = {place: own_key(new.tenant, new.key) for place, (spec, new) in pairs if spec.key is None}
+    if keys and not isinstance(error, DatabaseBusy):
+        error.repeat_with(keys)
 
 
 def get(task_id: str) -> Operation[Task]:

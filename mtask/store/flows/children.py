@@ -11,13 +11,12 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import DatabaseTimeout, InvalidFlow, LeaseLost, RunCanceled, StepExists
-from mtask.model.documents import MAX_STEPS
+from mtask.errors import DatabaseTimeout, LeaseLost, RunCanceled, StepExists
 from mtask.model.status import TaskStatus
 from mtask.store.driver.encoding import stored_size
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.flows import settling
-from mtask.store.layout.indexes import CHILDREN_INDEX, FLOW_INDEX
+from mtask.store.flows import room, settling
+from mtask.store.layout.indexes import CHILDREN_INDEX
 from mtask.store.statements import filters, owing, views
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
@@ -32,17 +31,14 @@ PAGE = 100
 _ROUNDS = 100
 
 
-def room_in(key: str) -> Operation[int]:
-    """Return the number of tasks that may still be added to the flow."""
-    count: int = yield tasks("count_documents", {"flow.key": key}, limit=MAX_STEPS, hint=FLOW_INDEX)
-    return MAX_STEPS - count
-
-
-def check_room(key: str, wanted: int, room: int) -> None:
-    """Raise InvalidFlow if the flow has no room for the wanted number of tasks."""
-    if wanted > room:
-        reason = f"{wanted} more tasks do not fit: it has {MAX_STEPS - room}, and {MAX_STEPS} are the most"
-        raise InvalidFlow(key, reason)
+def make_room(key: str, parent_id: str, children: Sequence[OwedTask]) -> Operation[None]:
+    """Take room in the flow for those of these children that it does not have; raise InvalidFlow or StepExists."""
+    ids = [child.task_id for child in children]
+    present: set[str] = set()
+    for start in range(0, len(ids), BATCH):
+        present |= yield from _present(parent_id, ids[start : start + BATCH])
+    if len(present) < len(ids):
+        yield from room.take(key, len(ids) - len(present))
 
 
 def in_batches(children: Sequence[OwedTask]) -> list[list[OwedTask]]:

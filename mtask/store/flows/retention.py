@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, DuplicateKey, OperationFailed
-from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.driver.stores import TASKS
 from mtask.store.layout.indexes import FLOW_INDEX, UNENDED_INDEX
@@ -123,6 +122,6 @@ def _revive(head_id: str, key: str) -> Operation[None]:
 
 
 def _batches(matched: Document) -> Operation[list[list[str]]]:
-    found = yield tasks("find", matched, {"_id": 1}, limit=2 * MAX_STEPS, hint=FLOW_INDEX).within(_LONG)
+    found = yield tasks("find", matched, {"_id": 1}, hint=FLOW_INDEX).within(_LONG)
     ids = [document["_id"] for document in found]
     return [ids[place : place + BATCH] for place in range(0, len(ids), BATCH)]

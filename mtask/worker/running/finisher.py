@@ -22,6 +22,7 @@ from mtask.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
     DocumentTooLarge,
+    InvalidFlow,
     MtaskError,
     NotStorable,
     OperationFailed,
@@ -29,6 +30,7 @@ from mtask.errors import (
 from mtask.model.handling.middleware import Around, Begun, leave, watch
 from mtask.model.status import RunStatus
 from mtask.store.driver.translate import VALIDATION
+from mtask.store.flows import room
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
@@ -76,6 +78,8 @@ class Ending:
     watched: Begun = field(default_factory=list)
     #: Whether the outcome is a success that the short statement may write.
     is_short: bool = False
+    #: Whether the flow of a next task has counted it.
+    has_room: bool = False
 
     @property
     def goes_on(self) -> bool:
@@ -277,6 +281,7 @@ class Finisher:
 
     async def _write(self, group: list[Ending], *, may_be_short: bool) -> set[str]:
         """Send these outcomes in one statement; return the run_ids of the outcomes that are written."""
+        await self._make_room(group)
         sent = monotonic()
         is_simple = may_be_short and all(ending.is_short for ending in group)
         has_steps = any(ending.run.is_step for ending in group)
@@ -286,6 +291,16 @@ class Finisher:
         accepted = await self._store.run(finish)
         self._tempo.took(monotonic() - sent)
         return accepted
+
+    async def _make_room(self, group: list[Ending]) -> None:
+        """Have flows count the next tasks of these outcomes. Where a flow has no room, the run fails."""
+        for ending in group:
+            if ending.goes_on and ending.run.is_step and not ending.has_room:
+                try:
+                    await self._store.run(room.take_for(ending.outcome.next))
+                except InvalidFlow as error:
+                    ending.outcome = refusal(ending.run, f"the task cannot go on: {error}")
+                ending.has_room = True
 
     async def _is_held_up(self, group: list[Ending]) -> bool:
         """Whether a locked document probably held up the group.

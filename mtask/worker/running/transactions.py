@@ -16,12 +16,13 @@ from time import monotonic
 from typing import Protocol
 from uuid import UUID
 
-from mtask.errors import Fail, LeaseLost, TransactionConflict
+from mtask.errors import Fail, InvalidFlow, LeaseLost, TransactionConflict
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation, within
 from mtask.store.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
 from mtask.store.driver.types import AsyncSession, SyncSession
 from mtask.store.encryption import sealing
+from mtask.store.flows import room
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
 from mtask.worker.running.handler_stores import HandlerStores
@@ -97,6 +98,7 @@ class RunTransactions:
                     raise LeaseLost(run.task_id, run.run_id)
                 _check_open(session)
                 outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
+                await store.run(_make_room(run, outcome))
                 await store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
                 self._succeeded(run, outcome)
@@ -137,6 +139,7 @@ class RunTransactions:
                     raise LeaseLost(run.task_id, run.run_id)
                 _check_open(session)
                 outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
+                store.run(_make_room(run, outcome))
                 store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
                 self._succeeded(run, outcome)
@@ -211,6 +214,14 @@ class RunTransactions:
 def _renewal(run: HeldRun, session_id: UUID) -> Operation[Documents]:
     ping = claims.ping({run.run_id: run.task_id}, run.lease_ms, session_id=str(session_id))
     return within(ping, lambda: _time_left(run))
+
+
+def _make_room(run: HeldRun, success: Outcome) -> Operation[None]:
+    """Take room in the flow for the next task. That is no part of the transaction: two would conflict."""
+    try:
+        yield from within(room.take_for(success.next), lambda: _time_left(run))
+    except InvalidFlow as error:
+        raise Fail(f"the task cannot go on: {error}") from error
 
 
 def _commit(run: HeldRun, success: Outcome) -> Operation[None]:

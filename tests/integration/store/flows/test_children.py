@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import children, finding
+from mtask.store.flows import children, finding, room
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims, queries
@@ -256,10 +258,41 @@ def test_a_child_that_is_published_after_the_failure_of_its_flow_is_canceled(sto
 
 def test_a_flow_has_room_for_as_many_tasks_as_it_may_have(store: SyncStore) -> None:
     publish(store, {"d": [], "p": ["d"]})
-    assert store.run(children.room_in("f")) == MAX_STEPS - 2
-    children.check_room("f", 3, 3)
-    with pytest.raises(InvalidFlow, match="4 more tasks do not fit"):
-        children.check_room("f", 4, 3)
+    store.run(room.take("f", MAX_STEPS - 4))
+    store.run(room.take("f", 1))
+    with pytest.raises(InvalidFlow, match=r"2 more tasks do not fit: it has 9999, and 10000 are the most"):
+        store.run(room.take("f", 2))
+    store.run(room.take("f", 1))
+    with pytest.raises(InvalidFlow, match="1 more tasks do not fit"):
+        store.run(room.take("f", 1))
+    # What was never added, or was removed, does not count for ever.
+    store.database["places"].update_one({"_id": "flow f"}, {"$set": {"count_time": datetime(2020, 1, 1, tzinfo=UTC)}})
+    store.run(room.take("f", MAX_STEPS - 2))
+    with pytest.raises(InvalidFlow):
+        store.run(room.take("f", 1))
+
+
+def test_many_parents_that_add_children_at_once_exceed_no_flow(
+    store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MAX_STEPS", 30)
+    publish(store, {f"p{number}": [] for number in range(8)})
+    refused: list[str] = []
+
+    def add(number: int) -> None:
+        added = [child(f"c{number}-{each}", f"p{number}") for each in range(5)]
+        try:
+            store.run(children.make_room("f", f"task:f/p{number}", added))
+        except InvalidFlow:
+            refused.append(f"p{number}")
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 4
+    assert (store.database["places"].find_one({"_id": "flow f"}) or {})["task_cnt"] == 28
 
 
 def test_children_are_added_in_batches_that_fit_into_their_parent() -> None:

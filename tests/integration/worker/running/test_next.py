@@ -11,6 +11,7 @@ from mtask import App, Client, Context, Flow, Next
 from mtask.errors import DatabaseUnavailable
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import room
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
@@ -276,6 +277,36 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
     assert document["task_state"]["next_id"] == f"work:@{kind}:k/next-1"
     assert document["task_state"]["worker_states"][-1]["returns"] == "paid"
     assert [owed["_id"] for owed in document["owed_tasks"]] == [f"work:@{kind}:k/next-1"]
+
+
+@pytest.mark.parametrize("kind", ["returned", "committed"])
+def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
+    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(room, "MAX_STEPS", 4)
+    app = App()
+
+    @app.task(name="returned")
+    async def returned() -> Next:
+        return Next("returned")
+
+    @app.task(name="committed")
+    async def committed(context: Context) -> None:
+        async with context.transaction():
+            context.set_result(Next("committed"))
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            flow = Flow("f")
+            flow.add("s", kind)
+            await bench.client.publish_flow(flow)
+            found = await bench.client.wait_flow("f", timeout=20)
+            assert found.counts == {"SUCCESS": 3, "FAIL": 1}
+            failed = await bench.client.get(kind, "f/s/next-3")
+            assert "cannot go on" in (failed.fail_reason or "")
+            assert "it has 4, and 4 are the most" in (failed.fail_reason or "")
+
+    asyncio.run(scenario())
 
 
 def test_a_result_that_cannot_be_stored_rolls_the_transaction_back(mongo_uri: str, database_name: str) -> None:
