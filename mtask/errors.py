@@ -539,6 +539,11 @@ class DatabaseUnavailable(DatabaseError):
         self.reason = reason
         self.address = address
 
+    @property
+    def in_short(self) -> str:
+        """The message without the advice, for a log in which it comes again and again."""
+        return str(self).partition(" Check that it runs")[0]
+
     def repeat_with(self, keys: Mapping[int, str]) -> None:
         """Note the keys that were made for the tasks of a publish."""
         self.keys = MappingProxyType(dict(keys))

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import Any
 
+from mtask.errors import DatabaseUnavailable
+
 #: The name of the attribute that holds the fields of a log record.
 FIELDS = "mtask_fields"
 #: The most characters that are said of a line that could not be logged.
@@ -20,6 +22,11 @@ _MAX_UNLOGGED = 4000
 def fields(**values: Any) -> dict[str, dict[str, Any]]:
     """Return the fields in the form of the argument `extra` of a log call."""
     return {FIELDS: values}
+
+
+def told(error: Exception) -> str:
+    """Return what a line of the log tells of an error. It may come again and again, so it holds no advice."""
+    return error.in_short if isinstance(error, DatabaseUnavailable) else str(error)
 
 
 class SureLogger(logging.LoggerAdapter[logging.Logger]):

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from mtask.errors import InvalidInput, shown
-from mtask.logs import FIELDS, RUN, SureLogger, fields, first_of, last_of, traceback_of, without_passwords
+from mtask.logs import FIELDS, RUN, SureLogger, fields, first_of, last_of, told, traceback_of, without_passwords
 
-__all__ = ["FieldFormatter", "JsonFormatter", "LogFormat", "fields", "logger", "start_logging"]
+__all__ = ["FieldFormatter", "JsonFormatter", "LogFormat", "fields", "logger", "start_logging", "told"]
 
 LogFormat = Literal["text", "json"]
 logger = SureLogger("mtask.worker")

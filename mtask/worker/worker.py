@@ -18,7 +18,7 @@ from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.assembly import Assembly, Parts, connections, ping_store
 from mtask.worker.leases.registrar import Registrar, heartbeat, registration
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.options import CONCURRENCIES, WorkerOptions
 from mtask.worker.running.outcomes import ended
 from mtask.worker.state.clock import ServerClock
@@ -330,7 +330,7 @@ class Worker:
             if runs:
                 pinger.hand_back([ended(run, EndReason.WORKER_STOP) for run in runs])
         except MtaskError as error:
-            logger.error("runs left to lapse", extra=fields(runs=len(runs), reason=str(error)))
+            logger.error("runs left to lapse", extra=fields(runs=len(runs), reason=told(error)))
         finally:
             if self._options.hard_exit is not None:
                 self._options.hard_exit(0)

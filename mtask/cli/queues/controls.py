@@ -60,7 +60,7 @@ def limit(
     concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="NUMBER", help="Runs at once.")] = None,
     rate: Annotated[
         str | None,
-        typer.Option("--rate", metavar="STARTS/WINDOW", help="Starts in any window of this length: 100/1s, 3/500ms."),
+        typer.Option("--rate", metavar="STARTS/WINDOW", help="Starts in any window of this length: 100/1s, 5/s."),
     ] = None,
     key_concurrency: Annotated[
         int | None, typer.Option("--key-concurrency", metavar="NUMBER", help="Runs at once for each limit_key.")
@@ -155,9 +155,11 @@ def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
     if text is None:
         return None
     starts, slash, window = text.partition("/")
-    if not slash or not starts.strip().isdecimal() or not window.strip():
-        raise InvalidInput(f"{values.flag_of(field)} {text!r}: use STARTS/WINDOW, such as 100/1s.", field=field)
-    return int(starts), values.duration(window.strip(), field)
+    window = window.strip()
+    if not slash or not starts.strip().isdecimal() or not window:
+        raise InvalidInput(f"{values.flag_of(field)} {text!r}: use STARTS/WINDOW, such as 100/1s or 5/s.", field=field)
+    # A unit alone means one of it.
+    return int(starts), values.duration(f"1{window}" if window[0].isalpha() else window, field)
 
 
 def _limits(control: Control) -> str:

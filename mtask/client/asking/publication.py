@@ -23,7 +23,7 @@ from mtask.errors import (
 from mtask.model.callbacks.callback import DELIVERY, CallbackRef, stored_callback
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handling.handlers import Handler, handler_of
-from mtask.model.options import DEFAULT_OPTION, TaskOptions, build_option
+from mtask.model.options import DEFAULT_OPTION, OPTION_NAMES, TaskOptions, build_option
 from mtask.model.publishing.identity import check_name, check_text, fresh_key, task_id_of
 from mtask.model.publishing.lookup import Lookup, entries_of, values_by_name
 from mtask.model.publishing.tenants import check_tenant, stored_key
@@ -119,6 +119,8 @@ class TaskSpec:
         collects = policy.gather is not None and policy.gather.kind == "calls"
         if collects:
             gathering.check_size(name, params)
+        if handler and self.options:
+            _check_no_params(handler, self.options)
         if handler:
             handler.bind({"calls": [params]} if collects else params)
         given_tenant = self.tenant if self.tenant is not None else tenant
@@ -252,6 +254,15 @@ def _check_ours(name: str) -> None:
     """Raise InvalidInput if the params of these tasks are mtask's own: workers sign what they hold."""
     if name == DELIVERY:
         raise InvalidInput(f"{DELIVERY} is a task of mtask's own: publish a task with a callback.", field="name")
+
+
+def _check_no_params(handler: Handler, options: Mapping[str, Any]) -> None:
+    """Raise InvalidParams if an argument of the handler is given where options are: publish(send, to="ann")."""
+    for option in options:
+        if option in handler.fields.values() and option not in OPTION_NAMES:
+            example = f"{{{option!r}: ...}}"
+            reason = f"{option!r} is an argument of the handler, and no option: give all arguments as one mapping, "
+            raise InvalidParams(handler.name, f"{reason}publish({handler.name}, {example})")
 
 
 def _checked_params(name: str, params: Any) -> Any:

@@ -7,18 +7,17 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.web.models.common import Body, OpenAnswer
-from mtask.web.models.publishing import TaskBody
-from mtask.web.schemas import Key, Name, Options, Text, says
+from mtask.web.models.publishing import WorkBody
+from mtask.web.schemas import Key, Name, Options, Tenant, Text, says
 
 
-class FlowStepBody(TaskBody):
+class FlowStepBody(WorkBody):
     """One step of a flow."""
 
     step: Annotated[str, says("Name of the step: text without a slash.", minLength=1, maxLength=500, pattern="^[^/]+$")]
     name: Name
     after: list[str] = Field(default_factory=list, description="The steps that must end before this one begins.")
     on_failed: Literal["cancel", "run", "fail"] = "cancel"
-    lookup: None = Field(default=None, exclude=True)
 
 
 class PublishFlow(Body):
@@ -41,6 +40,8 @@ class PublishFlow(Body):
     key: Key
     queue: Text | None = None
     fail_fast: bool = False
+    #: Only for a token without a tenant: another token publishes for its own tenant.
+    tenant: Tenant | None = None
     options: Options = Field(default_factory=dict)
     steps: Annotated[list[FlowStepBody], Field(min_length=1, max_length=10_000)]
 

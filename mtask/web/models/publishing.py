@@ -34,18 +34,23 @@ class CallbackBody(Body):
     )
 
 
-class TaskBody(Body):
-    """A task without its name and key."""
+class WorkBody(Body):
+    """What a task and a step of a flow have in common."""
 
     params: Params = None
     queue: Text | None = None
     start_time: Instant | None = None
     delay: Seconds | None = None
-    lookup: Lookup | None = None
     callback: CallbackBody | None = None
+    options: Options = Field(default_factory=dict)
+
+
+class TaskBody(WorkBody):
+    """A task without its name and key."""
+
+    lookup: Lookup | None = None
     #: Only for a token without a tenant: another token publishes for its own tenant.
     tenant: Tenant | None = None
-    options: Options = Field(default_factory=dict)
 
 
 class Existing(Body):

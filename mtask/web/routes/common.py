@@ -12,13 +12,13 @@ from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
 from mtask.model.callbacks.callback import Callback, check_callback
 from mtask.model.options import check_option_names
-from mtask.web.access import Caller, client_of
+from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route
 from mtask.web.counts import Counts
 from mtask.web.hub import Hub
 from mtask.web.models.common import ProblemDocument, instant
 from mtask.web.models.publishing import CallbackBody
-from mtask.web.problems import MEDIA_TYPE
+from mtask.web.problems import MEDIA_TYPE, Forbidden
 from mtask.web.settings import WebSettings
 
 
@@ -46,6 +46,9 @@ async def _counts(request: Request) -> Counts:
     counts: Counts = request.app.state.counts
     return counts
 
+
+#: The options that decide when a task is removed.
+_RETENTION = frozenset({"retain_success_ms", "retain_fail_ms"})
 
 TheClient = Annotated[AsyncClient, Depends(_client)]
 TheCaller = Annotated[Caller, Depends(_caller)]
@@ -101,6 +104,22 @@ def given_instant(text: str | None, field: str) -> datetime | None:
         return None if text is None else instant(text)
     except ValueError as error:
         raise InvalidInput(f"{field}: {error}.", field=field) from None
+
+
+def tenant_of(given: str | None, caller: Caller) -> str | None:
+    """Return the tenant for which a caller publishes; raise InvalidInput. One without a tenant publishes for any."""
+    if caller.tenant is not None and given not in (None, caller.tenant):
+        raise InvalidInput("tenant: the token is of another tenant, and publishes for that one alone.", field="tenant")
+    return given if caller.tenant is None else caller.tenant
+
+
+def check_retention(options: Mapping[str, Any], caller: Caller) -> None:
+    """Raise Forbidden if these options would remove a task that exists, and the caller may not remove it."""
+    given = sorted(_RETENTION & {*options})
+    if given and not caller.may(Role.OPERATE):
+        raise Forbidden(
+            f"{given[0]} of a task that exists decides when it is removed: this takes a token with the role operate."
+        )
 
 
 def checked_options(options: Mapping[str, Any]) -> Any:

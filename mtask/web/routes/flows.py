@@ -15,7 +15,7 @@ from mtask.web.bodies import about
 from mtask.web.models.flows import CancelFlow, ChangedFlowEntry, FlowEntry, FlowList, PublishedFlowEntry, PublishFlow
 from mtask.web.paths import FlowKey
 from mtask.web.problems import response_of
-from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router
+from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router, tenant_of
 
 routes = router("flows")
 
@@ -29,11 +29,12 @@ routes = router("flows")
 )
 async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> Any:
     """Publish all steps of a flow, or none, once for each key."""
+    tenant = tenant_of(body.tenant, caller)
     flow = Flow(
         body.key,
         queue=body.queue,
         fail_fast=body.fail_fast,
-        tenant=caller.tenant,
+        tenant=tenant,
         **checked_options(body.options),
     )
     for step in body.steps:
@@ -46,20 +47,21 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
             queue=step.queue,
             start_time=step.start_time,
             delay=step.delay,
-            callback=checked_callback(step.callback, caller.tenant),
+            callback=checked_callback(step.callback, tenant),
             **checked_options(step.options),
         )
     try:
         made = await client.publish_flow(flow)
     except DatabaseError as error:
         return response_of(error, caller, {"key": body.key})
+    key = caller.shown_key(made.key)
     document = {
-        "key": body.key,
+        "key": key,
         "task_ids": [caller.shown_id(task_id) for task_id in made.task_ids],
         "created": made.created,
         "differs": made.differs,
     }
-    return views.answer(document, 201 if made.created else 200, {"Location": f"/v1/flows/{quote(body.key, safe='')}"})
+    return views.answer(document, 201 if made.created else 200, {"Location": f"/v1/flows/{quote(key, safe='')}"})
 
 
 @routes.get("/v1/flows", response_model=FlowList, openapi_extra=about())

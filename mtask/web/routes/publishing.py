@@ -32,7 +32,15 @@ from mtask.web.models.publishing import (
 )
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import IdempotencyKeyReused, document_of, response_of
-from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router
+from mtask.web.routes.common import (
+    TheCaller,
+    TheClient,
+    check_retention,
+    checked_callback,
+    checked_options,
+    router,
+    tenant_of,
+)
 from mtask.web.schemas import KEY
 
 routes = router("tasks")
@@ -112,6 +120,8 @@ async def _publish(
     body: PutTask, name: str, key: str, client: AsyncClient, caller: Caller, *, is_implied: bool
 ) -> Response:
     spec = _spec(body, name, key, caller)
+    if body.if_exists == "update":
+        check_retention(spec.options, caller)
     made: dict[str, Any] = _named(spec, caller)
     try:
         result = await client.publish(
@@ -144,7 +154,7 @@ async def _publish(
 
 
 def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
-    options, tenant = checked_options(body.options), _tenant(body, caller)
+    options, tenant = checked_options(body.options), tenant_of(body.tenant, caller)
     return TaskSpec(
         check_name(name),
         body.params,
@@ -157,13 +167,6 @@ def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
         callback=checked_callback(body.callback, tenant),
         **options,
     )
-
-
-def _tenant(body: TaskBody, caller: Caller) -> str | None:
-    """Return the tenant of a new task; raise InvalidInput. A caller without a tenant publishes for any."""
-    if caller.tenant is not None and body.tenant not in (None, caller.tenant):
-        raise InvalidInput("tenant: the token is of another tenant, and publishes for that one alone.", field="tenant")
-    return body.tenant if caller.tenant is None else caller.tenant
 
 
 def _named(spec: TaskSpec, caller: Caller) -> dict[str, Any]:
@@ -206,6 +209,8 @@ async def publish_batch(
         rows.append({"task_id": task_id_of(entry.name, key), "name": entry.name, "key": key})
         try:
             spec = _spec(entry, entry.name, check_key(key), caller)
+            if body.if_exists == "update":
+                check_retention(spec.options, caller)
             spec.prepare(checked)
             specs[index] = spec
             rows[index] = _named(spec, caller)

@@ -17,7 +17,15 @@ from mtask.web.hub import Gap, Hub
 from mtask.web.models.tasks import ChangeOptions, PositionEntry, RetryTask, TaskDocument, TaskLogs
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import InvalidRequest
-from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheSettings, checked_options, router
+from mtask.web.routes.common import (
+    TheCaller,
+    TheClient,
+    TheHub,
+    TheSettings,
+    check_retention,
+    checked_options,
+    router,
+)
 from mtask.web.schemas import ETAG, RunId
 
 routes = router("tasks")
@@ -144,6 +152,7 @@ async def change(
 ) -> Any:
     """Change some of a task's options."""
     options = checked_options(body.options)
+    check_retention(options, caller)
     return _task(await client.update_option(name, caller.stored_key(key), if_match=_tag(if_match), **options), caller)
 
 

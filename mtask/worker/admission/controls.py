@@ -20,7 +20,7 @@ from mtask.model.controls import MENDING, Control, Limit, control_id
 from mtask.model.documents import describe_validation
 from mtask.store.queues import controls
 from mtask.store.statements.filters import Filter, claimable_now, in_time
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
@@ -96,7 +96,7 @@ class Controls:
                 if await self.refresh():
                     self._signals.controls_resumed.send()
             except DatabaseError as error:
-                logger.warning("controls not read, will be tried again", extra=fields(reason=str(error)))
+                logger.warning("controls not read, will be tried again", extra=fields(reason=told(error)))
                 pause = _PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
                 asyncio.get_running_loop().call_later(pause, self._wake.set)
                 continue
@@ -252,6 +252,6 @@ class Controls:
         except DatabaseError as error:
             logger.error(
                 "controls cannot be read: pauses and limits have no effect on this worker",
-                extra=fields(reason=str(error)),
+                extra=fields(reason=told(error)),
             )
         self._vitals.controls_seen = self._found

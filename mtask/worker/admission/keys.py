@@ -16,7 +16,7 @@ from mtask.model.encryption.sealed import Sealed, is_sealed
 from mtask.store.encryption import sealing, unsealing
 from mtask.store.encryption.sealer import Sealer
 from mtask.store.statements.filters import Filter
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
@@ -86,7 +86,7 @@ class Keys:
         try:
             await self._store.run(sealing.load(using, sorted(names), sorted(key_ids)))
         except DatabaseError as error:
-            logger.warning("data keys not loaded", extra=fields(keys=len(names), reason=str(error)))
+            logger.warning("data keys not loaded", extra=fields(keys=len(names), reason=told(error)))
 
     def open(self, task: StoredTask) -> None:
         """Decrypt a claimed task in place. Raises Unreadable, or DecryptionFailed if what it holds is not its own."""

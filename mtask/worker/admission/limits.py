@@ -29,7 +29,7 @@ from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, lane_of_task
 from mtask.worker.admission.requests import Requests, order_of
 from mtask.worker.admission.windows import Windows, lane_of
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.queue import Entry
@@ -341,7 +341,7 @@ class Limits:
                 await self._store.run(permits.settle(pools, self._worker_id, {}, runs, self._requests.room))
         except DatabaseError as error:
             logger.warning(
-                "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=str(error))
+                "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=told(error))
             )
         self._let_ask(Counter(pool for task_id in gone for pool in admitted.granted.get(task_id, ())))
 
@@ -394,7 +394,7 @@ class Limits:
         try:
             await self._store.run(permits.settle(pools, self._worker_id, times, (), self._requests.room))
         except DatabaseError as error:
-            logger.warning("starts not stored: they count for longer", extra=fields(reason=str(error)))
+            logger.warning("starts not stored: they count for longer", extra=fields(reason=told(error)))
 
     async def run_giving_back(self) -> None:
         """Give back the permits of closed runs. After `stop`, give back the remaining permits and end."""
@@ -412,7 +412,7 @@ class Limits:
                 except DatabaseError as error:
                     # The permits are not lost. The search for dead runs will find that the runs of these permits are
                     # closed.
-                    fate = fields(runs=len(held), reason=str(error))
+                    fate = fields(runs=len(held), reason=told(error))
                     logger.warning("permits not given back: they are reclaimed later", extra=fate)
             pools = Counter(entry.pool for entry in held)
             for pool in pools:
@@ -436,7 +436,7 @@ class Limits:
                 await self._reclaim_dead()
             except DatabaseError as error:
                 logger.warning(
-                    "permits of dead runs not reclaimed, will be tried again", extra=fields(reason=str(error))
+                    "permits of dead runs not reclaimed, will be tried again", extra=fields(reason=told(error))
                 )
                 await asyncio.sleep(_ANSWER)
             except Exception:
@@ -448,7 +448,7 @@ class Limits:
         try:
             await self._withdraw()
         except DatabaseError as error:
-            logger.warning("waiting tasks not withdrawn: they expire soon", extra=fields(reason=str(error)))
+            logger.warning("waiting tasks not withdrawn: they expire soon", extra=fields(reason=told(error)))
 
     def _try_due(self) -> None:
         """Let tasks ask again in each pool whose time has come. Forget the pools for which none waits."""

@@ -11,7 +11,7 @@ from time import monotonic
 from mtask.errors import DatabaseError
 from mtask.worker.discovery.hearing import Hearing
 from mtask.worker.discovery.lookups import Lookups
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 
@@ -63,7 +63,7 @@ class Overflow:
         except Exception as error:
             self._next_read = monotonic() + _PAUSE_AFTER_ERROR
             if isinstance(error, DatabaseError):
-                logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
+                logger.warning("lookup failed, will be repeated", extra=fields(reason=told(error)))
             else:
                 logger.exception("lookup failed, will be repeated")
         finally:

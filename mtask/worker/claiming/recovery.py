@@ -14,7 +14,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.claiming.adoption import Adoption
 from mtask.worker.claiming.attempt import Attempt
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff, wake_or_wait
 
@@ -120,11 +120,11 @@ class Recovery:
                 never_came = [task_id for task_id in doubtful if run_ids[task_id] not in states]
                 await self._adoption.give_up(never_came, attempt)
         except MtaskError as error:
-            logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=str(error)))
+            logger.warning("late claims left to lapse", extra=fields(tasks=len(doubtful), reason=told(error)))
 
     async def _hand_back(self, task_id: str, run_id: str) -> None:
         outcome = Outcome(task_id, run_id, RunStatus.CANCELED, reason="handed back: the claim's reply was lost")
         try:
             await self._store.run(claims.finish([outcome]))
         except MtaskError as error:
-            logger.warning("late claim left to lapse", extra=fields(task=task_id, reason=str(error)))
+            logger.warning("late claim left to lapse", extra=fields(task=task_id, reason=told(error)))

@@ -24,7 +24,7 @@ from mtask.worker.claiming.landings import Landings
 from mtask.worker.claiming.pace import Pace
 from mtask.worker.claiming.recovery import Recovery
 from mtask.worker.discovery.lookups import Lookups
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.scope import Scope
 
@@ -92,7 +92,7 @@ class Sender:
             self._free_slots([task_id for task_id in task_ids if task_id not in apart])
 
     async def _failed(self, task_ids: Collection[str], error: DatabaseError) -> None:
-        logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=str(error)))
+        logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=told(error)))
         await asyncio.sleep(_PAUSE)
         self._scope.signals.tasks_doubtful.send(task_ids)
 
@@ -270,7 +270,7 @@ class Sender:
             )
             documents = await self._store.run(claim)
         except DatabaseUnavailable as error:
-            logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=str(error)))
+            logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=told(error)))
             is_timeout, asked = isinstance(error, DatabaseTimeout), monotonic()
             left = await self._recovery.recover(attempt, read_again_first=not is_timeout)
             if not is_timeout:
@@ -323,7 +323,7 @@ class Sender:
         except DatabaseError as error:
             # The tasks are claimed nevertheless. If a task is still locked, this worker does not try it again for a
             # while.
-            logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=str(error)))
+            logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=told(error)))
             return
         for task_id in ended:
             logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))

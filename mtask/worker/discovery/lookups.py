@@ -22,7 +22,7 @@ from mtask.worker.admission.admission import Admission
 from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.leases.pinger import Pinger
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
@@ -68,7 +68,7 @@ class Lookups:
                     if batch:
                         await self._look_up({name: self._questions.suspects.pop(name) for name in batch})
             except DatabaseError as error:
-                logger.warning("lookup failed, will be repeated", extra=fields(reason=str(error)))
+                logger.warning("lookup failed, will be repeated", extra=fields(reason=told(error)))
                 await asyncio.sleep(_PAUSE)
                 self._questions.wake.set()
             except Exception:
@@ -163,7 +163,7 @@ class Lookups:
             for name, task_id in suspects.items():
                 await self._look_up({name: task_id})
             return
-        logger.warning("lookup refused", extra=fields(task=next(iter(suspects)), reason=str(error)))
+        logger.warning("lookup refused", extra=fields(task=next(iter(suspects)), reason=told(error)))
         await self._quarantine.examine(suspects.values(), error)
 
     async def _examine_doubted(self) -> None:

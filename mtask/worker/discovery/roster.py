@@ -9,7 +9,7 @@ from typing import Any
 from mtask.errors import MtaskError
 from mtask.store import workers
 from mtask.worker.discovery.ranks import Ranks
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 
 #: The least time between a read and the next one for which a change of some worker asks: in seconds, and as a multiple
@@ -63,7 +63,7 @@ class Roster:
             self._is_asked = True
             if not isinstance(error, MtaskError):
                 raise
-            logger.warning("live workers not read, will be tried again", extra=fields(reason=str(error)))
+            logger.warning("live workers not read, will be tried again", extra=fields(reason=told(error)))
             return False
         finally:
             self._next = monotonic() + max(_PAUSE, _TIMES * (monotonic() - sent))

@@ -20,7 +20,7 @@ from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.roster import Roster
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff, wake_or_wait
@@ -192,7 +192,7 @@ class Scans:
             except Exception as error:
                 has_failed = True
                 if isinstance(error, MtaskError):
-                    logger.warning("scan failed, will be repeated", extra=fields(reason=str(error)))
+                    logger.warning("scan failed, will be repeated", extra=fields(reason=told(error)))
                 else:
                     logger.exception("scan failed, will be repeated")
                 # An index that the scan needs may have been dropped, either alone or with its collection.

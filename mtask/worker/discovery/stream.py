@@ -22,7 +22,7 @@ from mtask.worker.discovery.inbox import Inbox
 from mtask.worker.discovery.looks import INTERVAL, Looks
 from mtask.worker.discovery.questions import Questions
 from mtask.worker.discovery.scans import Scans
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff
 
@@ -97,7 +97,7 @@ class StreamLoop:
                     raise
             except MtaskError as error:
                 if not self._is_stopping:
-                    logger.warning("change stream broke, opening a new one", extra=fields(reason=str(error)))
+                    logger.warning("change stream broke, opening a new one", extra=fields(reason=told(error)))
             except Exception:
                 logger.exception("change stream failed, opening a new one")
             if not self._is_stopping:
@@ -165,7 +165,7 @@ class StreamLoop:
                         await stream.interrupt()
                 await asyncio.sleep(pauses.next())
         except MtaskError as error:
-            logger.warning("change stream goes on in a backlog", extra=fields(reason=str(error)))
+            logger.warning("change stream goes on in a backlog", extra=fields(reason=told(error)))
         except Exception:
             logger.exception("change stream goes on in a backlog")
 

@@ -15,7 +15,7 @@ from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import Executor
 from mtask.worker.executors.messages import follow, outcome_in, reason_in
 from mtask.worker.leases.pinger import Pinger
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.logkeeping.keeper import LogKeeper
 from mtask.worker.running.caller import Called
 from mtask.worker.running.outcomes import RaisedElsewhere
@@ -128,7 +128,7 @@ class Reports:
         except MtaskError as error:
             logger.warning(
                 "transaction of a dead executor not ended",
-                extra=fields(task=run.task_id, run=run.run_id, reason=str(error)),
+                extra=fields(task=run.task_id, run=run.run_id, reason=told(error)),
             )
             return
         if status == RunStatus.SUCCESS and run.end_reason not in SILENT:

@@ -22,7 +22,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.leases import replies
 from mtask.worker.leases.registrar import heartbeat
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.held_run import EndReason, HeldRun
 from mtask.worker.state.scope import Scope
 
@@ -317,7 +317,7 @@ class Pinger:
         self._note_progress(runs, reported, sent)
 
     def _put_off(self, runs: Sequence[HeldRun], error: MtaskError) -> None:
-        logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=str(error)))
+        logger.warning("ping failed, will be sent again", extra=fields(runs=len(runs), reason=told(error)))
         again = monotonic() + min(1.0, min(run.ping_interval for run in runs) / 4)
         for run in runs:
             run.next_ping = again
@@ -408,7 +408,7 @@ class Pinger:
             document = self._store.run(workers.heartbeat(self._registration, heartbeat(self._scope)))
         except MtaskError as error:
             self._is_answered = False
-            logger.warning("heartbeat failed, will be sent again", extra=fields(reason=str(error)))
+            logger.warning("heartbeat failed, will be sent again", extra=fields(reason=told(error)))
             self._next_beat = monotonic() + min(1.0, self._interval)
             return
         self._answered, self._is_answered = monotonic(), True

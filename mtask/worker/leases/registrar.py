@@ -14,7 +14,7 @@ from mtask.store import workers
 from mtask.store.driver.stores import AsyncStore
 from mtask.version import __version__
 from mtask.worker.leases.host import host_name, is_known_dead, pid_scope
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 
 
@@ -67,7 +67,7 @@ class Registrar:
             logger.error("another process took this worker_id over: stopping", extra=fields(worker=worker_id))
             on_taken_over(error)
         except MtaskError as error:
-            logger.warning("could not register again yet", extra=fields(reason=str(error)))
+            logger.warning("could not register again yet", extra=fields(reason=told(error)))
         finally:
             self._again = None
 
@@ -76,7 +76,7 @@ class Registrar:
         try:
             await self._store.run(workers.heartbeat(self.registration, last))
         except MtaskError as error:
-            logger.warning("could not unregister: the heartbeat will expire", extra=fields(reason=str(error)))
+            logger.warning("could not unregister: the heartbeat will expire", extra=fields(reason=told(error)))
 
 
 def registration(

@@ -21,7 +21,7 @@ from mtask.store import run_logs
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.encryption import sealing
 from mtask.store.run_logs import RunLines
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.logkeeping.growing import GrowingLog, line_of
 from mtask.worker.logkeeping.options import LogOptions
 from mtask.worker.state.timing import Backoff, wake_or_wait
@@ -156,7 +156,7 @@ class LogKeeper:
                 self._put_back(group)
                 if not isinstance(error, MtaskError):
                     raise
-                logger.warning("kept log lines not written, will be tried again", extra=fields(reason=str(error)))
+                logger.warning("kept log lines not written, will be tried again", extra=fields(reason=told(error)))
                 self._tell_of_dropped()
                 return False
         self._tell_of_dropped()

@@ -35,7 +35,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.running.settler import Settler
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.scope import Scope
@@ -264,7 +264,7 @@ class Finisher:
                     return
                 # The failed try may have written some outcomes. The next try finds such an outcome by its run_id.
                 refusals += not isinstance(error, DatabaseUnavailable)
-                logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=str(error)))
+                logger.warning("finish failed, will be sent again", extra=fields(runs=len(group), reason=told(error)))
                 group = await self._drop_expired(group)
                 if isinstance(error, DatabaseTimeout):
                     if is_apart:
@@ -369,7 +369,7 @@ class Finisher:
             await self._flush([Ending(ending.run, refusal(ending.run, reason), 0, ending.watched)], is_apart=True)
             return
         if not ending.is_success:
-            logger.error("finish refused", extra=fields(task=ending.run.task_id, reason=str(error)))
+            logger.error("finish refused", extra=fields(task=ending.run.task_id, reason=told(error)))
             self._resolve(ending, is_accepted=False)
             return
         kind = "is too large to be stored" if isinstance(error, DocumentTooLarge) else "was refused by the database"

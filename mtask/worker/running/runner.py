@@ -18,7 +18,7 @@ from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.running.caller import Called, Caller
 from mtask.worker.running.finisher import Finisher, refusal
 from mtask.worker.running.outcomes import checked, ended
@@ -122,7 +122,7 @@ class Runner:
             try:
                 return await self._scope.store.run(sealing.seal_outcome(run.task, outcome))
             except DatabaseError as error:
-                logger.warning("outcome not encrypted yet", extra=fields(task=run.task_id, reason=str(error)))
+                logger.warning("outcome not encrypted yet", extra=fields(task=run.task_id, reason=told(error)))
                 if not run.is_lease_valid or run.is_finishing:
                     return refusal(run, UNENCRYPTED)
                 await asyncio.sleep(pauses.next())
@@ -177,7 +177,7 @@ class Runner:
             stored = await self._scope.store.run(sealing.seal_value(run.task, RETURNS, value))
             await self._scope.store.run(claims.set_returns(run.task_id, run.run_id, stored))
         except MtaskError as error:
-            logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=str(error)))
+            logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=told(error)))
 
     def _release(self, run: HeldRun, *, is_closed: bool | None = None) -> None:
         """Release a run that has no outcome to write.

@@ -13,7 +13,7 @@ from mtask.errors import MtaskError
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.flows import settling
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 
 #: The most ended steps that are settled together.
 _MAX_GROUP = 200
@@ -59,5 +59,5 @@ class Settler:
                 await self._store.run(self._settle(group))
             except MtaskError as error:
                 logger.warning(
-                    "end of a task not settled, left to a scan", extra=fields(tasks=len(group), reason=str(error))
+                    "end of a task not settled, left to a scan", extra=fields(tasks=len(group), reason=told(error))
                 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from mtask.errors import MtaskError
 from mtask.store.tasks import lapses
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 
 #: No statement that closes lapsed runs takes longer, together with its time limit.
@@ -25,4 +25,4 @@ async def count_lapses(scope: Scope, task_ids: Collection[Any], task_cnt: int) -
     try:
         scope.meter.lapsed(await scope.store.run(lapses.closed(task_ids, task_cnt, scope.clock.now() - _RECENT)))
     except MtaskError as error:
-        logger.warning("lapsed runs not counted", extra=fields(tasks=task_cnt, reason=str(error)))
+        logger.warning("lapsed runs not counted", extra=fields(tasks=task_cnt, reason=told(error)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtask.errors import InvalidInput, shown
 from mtask.health import Health, files_of_processes, parsed
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 
 
 class HealthFile:
@@ -25,7 +25,7 @@ class HealthFile:
             beside.write_text(health.dumped(), encoding="utf-8")
             beside.replace(self._path)
         except OSError as error:
-            logger.error("health file not written", extra=fields(path=str(self._path), reason=str(error)))
+            logger.error("health file not written", extra=fields(path=str(self._path), reason=told(error)))
 
     def end(self) -> None:
         """Remove the file."""

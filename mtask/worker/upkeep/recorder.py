@@ -15,7 +15,7 @@ from mtask.errors import MtaskError
 from mtask.model.metrics.tally import Tally
 from mtask.store.metrics import tallies
 from mtask.store.workers import Registration
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import wake_or_wait
 
@@ -64,7 +64,7 @@ class Recorder:
                 logger.debug("metrics of dead workers added to the totals", extra=fields(tallies=folded))
         except MtaskError as error:
             # The tallies stay, and count as before. The next worker that starts folds them.
-            logger.debug("metrics of dead workers not added up", extra=fields(reason=str(error)))
+            logger.debug("metrics of dead workers not added up", extra=fields(reason=told(error)))
         while not self._stopped.is_set():
             await wake_or_wait(self._stopped, self._interval)
             if not self._stopped.is_set():
@@ -87,7 +87,7 @@ class Recorder:
                 await self._write()
             except MtaskError as error:
                 if not self._is_refused:
-                    logger.warning("metrics not stored, will be tried again", extra=fields(reason=str(error)))
+                    logger.warning("metrics not stored, will be tried again", extra=fields(reason=told(error)))
                 self._is_refused = True
             else:
                 self._is_refused = False

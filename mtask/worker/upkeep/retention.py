@@ -11,7 +11,7 @@ from mtask.model.status import TaskStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.tasks import retention
 from mtask.worker.admission.controls import Controls
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.timing import wake_or_wait
 
 #: The time between two rounds of removals, in seconds. It varies at random by up to a half, so that workers do not
@@ -48,7 +48,7 @@ class Retention:
             try:
                 await self._remove_surplus()
             except MtaskError as error:
-                logger.warning("retention failed, will be done again", extra=fields(reason=str(error)))
+                logger.warning("retention failed, will be done again", extra=fields(reason=told(error)))
             except Exception:
                 logger.exception("retention failed, and goes on")
             pause = _INTERVAL * (0.5 + random.random())

@@ -21,7 +21,7 @@ from mtask.app.tracing import FiredTask, Tracer
 from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
-from mtask.logs import SureLogger, fields
+from mtask.logs import SureLogger, fields, told
 from mtask.model.handling.middleware import leave, watch
 from mtask.model.scheduling import triggers
 from mtask.model.scheduling.schedules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
@@ -114,7 +114,7 @@ class Scheduler:
                 await self._declare()
                 pause = await self._fire_due()
             except DatabaseError as error:
-                logger.warning("schedules not read, will be tried again", extra=fields(reason=str(error)))
+                logger.warning("schedules not read, will be tried again", extra=fields(reason=told(error)))
                 pause = _ERROR_PAUSE if isinstance(error, DatabaseUnavailable) else _REFUSED_PAUSE
             except Exception:
                 logger.exception("the scheduler failed, and goes on")
@@ -130,7 +130,7 @@ class Scheduler:
             except DatabaseUnavailable:
                 raise
             except MtaskError as error:
-                logger.error("declared schedule not stored", extra=fields(reason=str(error)))
+                logger.error("declared schedule not stored", extra=fields(reason=told(error)))
             self._undeclared.discard(schedule_id)
 
     async def _fire_due(self) -> float:
@@ -246,7 +246,7 @@ class Scheduler:
             await self._publish(schedule, published)
         except DatabaseUnavailable as error:
             logger.warning(
-                "schedule not fired, will be tried again", extra=fields(schedule_id=schedule.id, reason=str(error))
+                "schedule not fired, will be tried again", extra=fields(schedule_id=schedule.id, reason=told(error))
             )
             self._leave_alone_for(schedule.id, _ERROR_PAUSE)
         except Exception as error:

@@ -12,7 +12,7 @@ from time import monotonic
 
 from mtask.health import Health
 from mtask.model.status import WorkerStatus
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 
 #: The signs of life in each period of the watchdog. One of them may be late.
 _SIGNS = 3
@@ -45,7 +45,7 @@ class Service:
                 line.settimeout(_WAIT)
                 line.sendto(message.encode(), address)
         except OSError as error:
-            logger.error("systemd not told", extra=fields(socket=self.address, reason=str(error)))
+            logger.error("systemd not told", extra=fields(socket=self.address, reason=told(error)))
 
 
 def service_of(

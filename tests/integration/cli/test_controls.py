@@ -79,6 +79,10 @@ def test_limits_are_set_listed_and_removed(mtask: Commands) -> None:
     assert "5 at once" in mtask.ok("controls").out
     mtask.ok("limit", "mail", "--key-concurrency", "1")
     assert control(mtask).limit is None  # what is not given is not bounded
+    assert (
+        "5 starts in 1 s; each key 2 starts in 0.5 s"
+        in mtask.ok("limit", "mail", "--rate", "5/s", "--key-rate", "2/500ms").out
+    )
     assert mtask.ok("limit", "mail", "--none").out == "queue mail  no limits\n"
     assert control(mtask).key_limit is None
 

@@ -214,6 +214,13 @@ def nested(levels: int) -> dict[str, Any]:
     return params
 
 
+def test_arguments_of_the_handler_that_are_given_as_options_are_explained(client: AnyClient) -> None:
+    wanted = r"'to' is an argument of the handler, and no option: give all arguments as one mapping, publish\(.*'to'"
+    with pytest.raises(InvalidParams, match=wanted):
+        client.publish(send_email, to="ann", key="k")
+    assert client.count() == 0
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

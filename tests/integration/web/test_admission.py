@@ -49,6 +49,25 @@ CHANGES = [
 ]
 
 
+def test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        options = {"options": {"retain_success_ms": 1}}
+        assert (await server.ask("PUT", "/v1/tasks/echo/a", json=options, token="publish")).status_code == 201
+        attempts: list[tuple[str, str, dict[str, Any]]] = [
+            ("PATCH", "/v1/tasks/echo/a", options),
+            ("PATCH", "/v1/tasks/echo/a", {"options": {"priority": 1, "retain_fail_ms": 1}}),
+            ("PUT", "/v1/tasks/echo/a", {"if_exists": "update", **options}),
+            ("POST", "/v1/tasks:batch", {"if_exists": "update", "tasks": [{"name": "echo", "key": "a", **options}]}),
+        ]
+        for method, path, body in attempts:
+            refused = await server.ask(method, path, json=body, token="publish")
+            assert (refused.status_code, refused.json()["type"]) == (403, "/v1/problems/forbidden"), (method, path)
+            assert "takes a token with the role operate" in refused.json()["detail"]
+            assert (await server.ask(method, path, json=body, token="operate")).is_success, (method, path)
+
+    with_server(mongo_uri, database_name, scenario)
+
+
 def test_each_change_takes_its_role_and_a_read_only_server_refuses_all(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         for method, path, body, role in CHANGES:

@@ -241,6 +241,29 @@ def test_flows_of_tenants_lie_apart(mongo_uri: str, database_name: str) -> None:
     with_server(mongo_uri, database_name, scenario)
 
 
+def test_flow_is_of_a_tenant_as_a_whole(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        steps = [{"step": "one", "name": "echo"}]
+        of_step = {"key": "f", "steps": [{**steps[0], "tenant": "acme"}]}
+        refused = await server.ask("POST", "/v1/flows", json=of_step)
+        assert (refused.status_code, "tenant" in refused.text) == (422, True)
+        for field in ("lookup", "call_id"):
+            wrong = {"key": "f", "steps": [{**steps[0], field: None}]}
+            assert (await server.ask("POST", "/v1/flows", json=wrong)).status_code == 422
+        other = await server.ask(
+            "POST", "/v1/flows", json={"key": "f", "steps": steps, "tenant": "umbra"}, token="acme"
+        )
+        assert (other.status_code, "of another tenant" in other.json()["detail"]) == (422, True)
+        assert await server.client.count() == 0
+        made = await server.ask("POST", "/v1/flows", json={"key": "f", "steps": steps, "tenant": "acme"})
+        assert (made.status_code, made.json()["key"]) == (201, "acme:f")
+        assert (await server.ask("GET", made.headers["location"])).json()["key"] == "acme:f"
+        assert (await server.ask("GET", "/v1/flows/f", token="acme")).json()["key"] == "f"
+        assert {task.tenant for task in await server.client.find()} == {"acme"}
+
+    with_server(mongo_uri, database_name, scenario)
+
+
 def test_events_of_tenants_lie_apart_also_after_a_removal_and_a_resume(
     mongo_uri: str, database_name: str, store: SyncStore
 ) -> None:

@@ -15,7 +15,7 @@ from mtask.store.tasks import claims, finding
 from mtask.worker.admission.quarantine import Quarantine
 from mtask.worker.discovery.inbox import MAX_UNSERVED, Inbox
 from mtask.worker.discovery.questions import Questions
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 from mtask.worker.state.lapses import count_lapses
 from mtask.worker.state.scope import Scope
 
@@ -83,4 +83,4 @@ class TaskJanitor:
         except OperationFailed as error:
             self._questions.doubt(task_id, error)
         except MtaskError as error:
-            logger.warning("task not settled", extra=fields(task=task_id, reason=str(error)))
+            logger.warning("task not settled", extra=fields(task=task_id, reason=told(error)))

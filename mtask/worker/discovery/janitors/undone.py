@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.store.driver.operation import Operation, within
 from mtask.store.driver.stores import AsyncStore
-from mtask.worker.log import fields, logger
+from mtask.worker.log import fields, logger, told
 
 #: The time limit for one item alone, whose document may be locked, and the most items that are tried so at once.
 _ALONE_TIMEOUT, _MAX_ALONE = timedelta(seconds=1), 16
@@ -110,7 +110,7 @@ async def look_after(subject: str, work: Callable[[], Awaitable[None]]) -> None:
     except OperationFailed as error:
         warn_of_refusal(subject, error)
     except DatabaseTimeout as error:
-        logger.warning(f"{subject} not looked after, a document may be locked", extra=fields(reason=str(error)))
+        logger.warning(f"{subject} not looked after, a document may be locked", extra=fields(reason=told(error)))
     except DatabaseUnavailable:
         raise
     except Exception:
@@ -119,4 +119,4 @@ async def look_after(subject: str, work: Callable[[], Awaitable[None]]) -> None:
 
 def warn_of_refusal(subject: str, error: OperationFailed) -> None:
     """Log that the server refuses what the janitor asks for: an index is missing, for example."""
-    logger.warning(f"{subject} not looked after; run `mtask init`", extra=fields(reason=str(error)))
+    logger.warning(f"{subject} not looked after; run `mtask init`", extra=fields(reason=told(error)))
