@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import UTC
+from math import isinf
 from typing import Any
 
 from bson.binary import UuidRepresentation
 from bson.codec_options import DatetimeConversion
 from bson.json_util import JSONMode, JSONOptions, dumps, loads, object_hook
 
-from mtask.errors import InvalidInput
+from mtask.errors import InvalidInput, shown
 from mtask.store.driver.translate import first_line
 
 _OPTIONS: JSONOptions = JSONOptions(
@@ -25,13 +26,15 @@ _OPTIONS: JSONOptions = JSONOptions(
 def parse_extended(text: str, field: str) -> Any:
     """Return the value that the text describes; raise InvalidInput with the position of the mistake."""
     try:
-        json.loads(text)  # Python's parser comes first: its errors name line and column
+        json.loads(text, parse_float=_float)  # Python's parser comes first: its errors name line and column
         return loads(text, json_options=_OPTIONS)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidInput(f"{field}: this is no JSON: {error.msg} at {where}.", field=field) from None
     except RecursionError:
         raise InvalidInput(f"{field}: it is nested too deeply.", field=field) from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{field}: {error}", field=field) from None
     except Exception as error:
         raise InvalidInput(f"{field}: no MongoDB extended JSON: {first_line(error)}.", field=field) from None
 
@@ -54,7 +57,13 @@ def parse_strict(text: str, field: str) -> Any:
     than 64 bits, and more than 100 levels. It also refuses encrypted binary values.
     """
     try:
-        parsed = json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant, parse_int=_integer)
+        parsed = json.loads(
+            text,
+            object_pairs_hook=_members,
+            parse_constant=_no_constant,
+            parse_int=_integer,
+            parse_float=_float,
+        )
         if text.count("[") + text.count("{") > _MAX_LEVELS:
             _check_levels(parsed, _MAX_LEVELS)
         return parsed
@@ -83,6 +92,8 @@ def _members(pairs: list[tuple[str, Any]]) -> Any:
     value = object_hook(made, _OPTIONS)
     if isinstance(value, int) and not _LEAST <= value <= _MOST:
         raise InvalidInput("an integer has more than 64 bits.")
+    if type(value) is float and isinf(value) and made.get("$numberDouble") not in ("Infinity", "-Infinity"):
+        raise InvalidInput(f"the number {shown(made.get('$numberDouble'), 40)} is too large for a double.")
     if getattr(value, "subtype", None) == _ENCRYPTED:
         raise InvalidInput("a binary value has the subtype of encrypted values, 6.")
     return value
@@ -96,6 +107,13 @@ def _integer(digits: str) -> int:
     value = int(digits) if len(digits) <= 20 else _MOST + 1
     if not _LEAST <= value <= _MOST:
         raise InvalidInput("an integer has more than 64 bits.")
+    return value
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if isinf(value):
+        raise InvalidInput(f"the number {shown(digits, 40)} is too large: a double has no value for it.")
     return value
 
 
