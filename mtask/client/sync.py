@@ -1027,7 +1027,8 @@ class Client(SyncConnection):
         is there when its run has ended, or a few seconds after it was written (docs/logs.md). Raises InvalidInput, and
         TaskNotFound if there is neither a log nor a task.
         """
-        return self._run(run_log_requests.of_task(pointing.identify(task, key, self._tenant), run_id, self._owner))
+        task_id = pointing.identify(task, key, self._tenant)
+        return self._run(run_log_requests.of_task(task_id, run_id, self._owner))
 
     # --- data keys ------------------------------------------------------------------------------------------
 

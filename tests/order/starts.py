@@ -68,7 +68,7 @@ class StartJudge:
 
     def _start(self, spell: Spell, since: float) -> Start | None:
         """Return what a start took; None: the limits were being changed."""
-        at, until = spell.until, spell.until + self._tolerance.under_way
+        at, until = spell.until, spell.until + self._tolerance.filled
         pools = self._book.rules.pledges(spell.task, since, until)
         if pools is None or spell.run is None:
             return None

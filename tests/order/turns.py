@@ -76,7 +76,7 @@ class TurnJudge:
         pledge = None if worker is not None else (self._book.rules.pledges(spell.task, at, at) or {}).get(pool)
         if pledge is None:
             return True
-        return self._book.permits(pool, pledge).was_taken(pledge.limit, at, at + self._tolerance.under_way)
+        return self._book.permits(pool, pledge).was_taken(pledge.limit, at, at + self._tolerance.filled)
 
     def _is_of(self, spell: Spell, worker: Worker | None) -> bool:
         assert spell.run is not None

@@ -42,7 +42,7 @@ logger = logging.getLogger("mtask.web")
 _LOGIN, _LOGOUT, _STATIC, _ICON = "/login", "/logout", "/static/", "/favicon.ico"
 _HEADS = frozenset({"GET", "HEAD"})
 #: The first segments of the API's addresses.
-_OF_THE_API = frozenset({"v1", "jobs", "metrics", "healthz", "readyz"})
+_OF_THE_API = frozenset({"v1", "jobs", "jobber", "metrics", "healthz", "readyz"})
 _FIRST = re.compile("[/:]")
 
 

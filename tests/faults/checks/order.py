@@ -27,7 +27,7 @@ from tests.order.tolerance import Tolerance
 
 #: Five workers, three servers and the harness share a machine that is busy: a claim may take a second and more. Where
 #: probes tell that it takes longer, more is tolerated: see `tests.order.pace`.
-TOLERANCE = Tolerance(grace=3.0, under_way=1.0, lag=1.0)
+TOLERANCE = Tolerance(grace=3.0, under_way=1.0, filled=1.0, lag=1.0)
 #: How long after a fault of the database nothing is judged, in seconds: until streams are open again, all tasks have
 #: been found once more, and the claims are settled that were under way.
 _DATABASE = 10.0

@@ -49,6 +49,17 @@ CHANGES = [
 ]
 
 
+@pytest.mark.parametrize(("method", "path"), [(change[0], change[1]) for change in CHANGES])
+def test_browser_at_an_address_of_the_api_gets_the_answer_of_the_api(
+    mongo_uri: str, database_name: str, method: str, path: str
+) -> None:
+    async def scenario(server: Serving) -> None:
+        answer = await server.ask(method, path, token=None, headers={"Accept": "text/html"})
+        assert (answer.status_code, answer.json()["type"]) == (401, "/v1/problems/unauthenticated")
+
+    with_server(mongo_uri, database_name, scenario)
+
+
 def test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         options = {"options": {"retain_success_ms": 1}}
