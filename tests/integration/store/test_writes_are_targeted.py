@@ -313,6 +313,7 @@ def flows(client: Client, store: SyncStore) -> None:
     part = {"key": "f", "step": "6", "after": [], "on_failed": "cancel", "ancestors": ["task:f/1"]}
     fixed = {name: child[name] for name in ("name", "queue", "params", "task_option")}
     added = OwedTask({**fixed, "_id": "task:f/6", "key": "f/6", "flow": part})
+    store.run(children.make_room("f", "task:f/1", [added]))
     assert store.run(children.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True)) == ["task:f/6"]
     client.cancel("task", "f/1")
     lapse(store, "f/1")

@@ -466,7 +466,7 @@ def test_reader_sees_no_buttons_that_change_something(browser: Browser) -> None:
 
 
 def test_tenant_sees_only_its_own(browser: Browser, stage: Stage) -> None:
-    stage.client.publish("send_email", None, key="acme:mine", queue="mail")
+    stage.client.publish("send_email", None, key="mine", tenant="acme", queue="mail")
     browser.sign_in("acme", "/")
     browser.until(lambda: browser.driver.current_url.endswith("/tasks"), "its tasks")
     words = browser.text(".bar nav")

@@ -108,8 +108,8 @@ def test_tenant_hears_only_of_its_own_tasks(serve: Callable[..., None]) -> None:
             visiting(server, "read") as all_of,
         ):
             async with listening(acme) as of_acme, listening(umbra) as of_umbra, listening(all_of) as of_all:
-                for key in ("acme:one", "umbra:two", "three"):
-                    await server.client.publish("echo", key=key, delay=3600)
+                for tenant, key in (("acme", "one"), ("umbra", "two"), (None, "three")):
+                    await server.client.publish("echo", key=key, tenant=tenant, delay=3600)
                 await until(lambda: of_all.names() == {"echo:acme:one", "echo:umbra:two", "echo:three"})
                 await until(lambda: of_acme.names() == {"echo:one"} and of_umbra.names() == {"echo:two"})
                 for heard in (of_acme, of_umbra):

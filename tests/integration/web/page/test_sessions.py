@@ -237,7 +237,7 @@ async def _is_canceled(server: Serving, key: str) -> bool:
 def test_tenants_never_meet(serve: Callable[..., None]) -> None:
     async def scenario(server: Serving) -> None:
         for tenant in ("acme", "umbra"):
-            await server.client.publish("echo", {"of": tenant}, key=f"{tenant}:same", delay=3600)
+            await server.client.publish("echo", {"of": tenant}, key="same", tenant=tenant, delay=3600)
         async with visiting(server, "acme") as acme:
             shown = await acme.get("/task?name=echo&key=same")
             assert "acme&#34;" in shown.text
