@@ -19,7 +19,7 @@ Stage = Mapping[str, Any]
 CLAIM_MS = 2_000
 #: A start is permitted this time before another one leaves the window, in ms: the lookup, the permit and the claim take
 #: about as long. Its handler waits for the time at which the window has room.
-LEAD_MS = 200
+LEAD_MS = 400
 #: The time for which a worker's waiting tasks are kept in a pool, in ms. A worker that still waits asks before that.
 #: One that has died, or has no room any more, keeps no permit from others for longer.
 WAIT_MS = 5_000
