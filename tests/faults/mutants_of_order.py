@@ -9,6 +9,7 @@ _PERMITS = "mtask/store/queues/permits.py"
 _POOLS = "mtask/worker/admission/pools.py"
 _QUEUE = "mtask/worker/state/queue.py"
 _RULES = "mtask/model/rules.py"
+_SENDER = "mtask/worker/claiming/sender.py"
 _STATEMENTS = "mtask/store/statements/permits.py"
 _WINDOWS = "mtask/worker/admission/windows.py"
 
@@ -267,6 +268,12 @@ ORDER_MUTATIONS = (
             ),
         ),
         (f"{_WINDOWS_TESTS}::test_pool_without_permits_keeps_no_other_tasks_waiting",),
+    ),
+    Mutation(
+        "rescue-returns-the-permit-of-a-live-run",
+        "A rescue returns the permit of a run that a ping has revived before the run was closed.",
+        (Edit(_SENDER, "            dead = [run for run in dead if run in closed]\n", ""),),
+        (f"{_LIMITS_TESTS}::test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_returned",),
     ),
     # --- turns ----------------------------------------------------------------------------------------------
     Mutation(

@@ -63,6 +63,12 @@ TENANT_MUTATIONS = (
         (f"{_CLIENT_TESTS}::test_events_of_a_tenant_tell_also_of_removed_tasks",),
     ),
     Mutation(
+        "key-decides-whose-a-task-is",
+        "A client of a tenant reads and changes each task whose key begins like those of the tenant.",
+        (Edit("mtask/store/driver/operation.py", 'return {**matched, "tenant": tenant}', "return {**matched}"),),
+        (f"{_WEB_TESTS}::test_task_of_no_tenant_is_nobodys_whatever_its_key",),
+    ),
+    Mutation(
         "token-names-another-tenant",
         "A token of a tenant reads the stored keys that it is given.",
         (Edit(_ACCESS, "return key if self.tenant is None else stored_key(self.tenant, key)", "return key"),),

@@ -14,6 +14,7 @@ from time import monotonic
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
 from mtask.model.documents import StoredTask
 from mtask.model.publishing.identity import fresh_token
+from mtask.model.status import RunStatus
 from mtask.store.queues import permits
 from mtask.store.tasks import claims, sessions
 from mtask.worker.admission.admission import Admission
@@ -139,6 +140,9 @@ class Sender:
             closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
             await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
             tasks, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
+            # The first read may have been older than a ping. What was not closed for that keeps its permit.
+            closed = _closed_runs(tasks)
+            dead = [run for run in dead if run in closed]
         free = [task.id for task in tasks if not self._limits.is_limited(task)]
         apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
         limited = [task for task in tasks if self._limits.is_limited(task)]
@@ -334,6 +338,16 @@ class Sender:
             logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
             self._held_up_cnt += 1
             self._quarantine.hold_up(task_id)
+
+
+def _closed_runs(tasks: Sequence[StoredTask]) -> set[tuple[str, str]]:
+    """Return the task and the token of each run that is closed."""
+    return {
+        (task.id, permits.token_of(run.run_id))
+        for task in tasks
+        for run in task.runs
+        if run.status is not RunStatus.RUNNING
+    }
 
 
 def _lapsed_runs(tasks: Sequence[StoredTask], now: datetime | None) -> list[tuple[str, str]]:

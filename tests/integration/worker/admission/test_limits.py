@@ -261,6 +261,43 @@ def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
     assert gauge.most["all"] == 1
 
 
+def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_returned(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+) -> None:
+    """A first read may be older than the ping, right after an election for example. The close then finds a live run."""
+    gauge = Gauge()
+    gauge.gate.clear()
+    client.limit("default", concurrency=2)
+    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
+    ids = ["work:lives on", "work:of the dead"]
+    for task_id in ids:
+        client.publish("work", key=task_id.partition(":")[2], **lease)  # type: ignore[arg-type]
+    store.run(setup.ensure(setup.EVERY))
+    store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=2), [*map(Wanted, ids)])], "w", "token"))
+    assert len(store.run(claims.claim(ids, "dead", "token"))) == 2
+    later = datetime.now(UTC) + timedelta(minutes=5)
+
+    async def revive() -> None:
+        moved = {"task_state.worker_states.0.ping_expire_time": later, "task_state.next_preempt_time": later}
+        has_lapsed = {"task_state.worker_states.0.ping_expire_time": {"$lte": datetime.now(UTC)}}
+        mongo[database_name]["tasks"].update_one(
+            {"_id": ids[0], "task_state.status": "RUNNING", **has_lapsed}, {"$set": moved}
+        )
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            between(bench.worker.parts.sender, "settle", before=revive)
+            await until(lambda: gauge.running["all"] > 0, message="the other one is rescued")
+            pool = mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {}
+            assert sorted(entry["task_id"] for entry in pool["running"]) == ids
+            await publish(bench, 3)
+            gauge.gate.set()
+            await until(lambda: bench.count("SUCCESS") == 4, message="all but the one that lives on are done")
+
+    asyncio.run(scenario())
+    assert gauge.most["all"] == 1
+
+
 @pytest.mark.parametrize("bound", [5, None])
 def test_a_limit_that_is_raised_or_removed_lets_what_waits_start_at_once(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client, bound: int | None
