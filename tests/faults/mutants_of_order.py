@@ -270,6 +270,12 @@ ORDER_MUTATIONS = (
         (f"{_WINDOWS_TESTS}::test_pool_without_permits_keeps_no_other_tasks_waiting",),
     ),
     Mutation(
+        "start-later-than-it-is-counted",
+        "A handler begins though its permit is over, for which its start is counted.",
+        (Edit("mtask/worker/running/caller.py", "if monotonic() > run.begin_by:", "if False:"),),
+        (f"{_LIMITS_TESTS}::test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back",),
+    ),
+    Mutation(
         "rescue-returns-the-permit-of-a-live-run",
         "A rescue returns the permit of a run that a ping has revived before the run was closed.",
         (Edit(_SENDER, "            dead = [run for run in dead if run in closed]\n", ""),),

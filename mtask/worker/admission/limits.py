@@ -52,6 +52,8 @@ _LEAD = 0.6 * LEAD_MS / 1000
 _TOGETHER = timedelta(milliseconds=LEAD_MS) - timedelta(seconds=_LEAD)
 #: The time that the call of a handler may take, in seconds: its first line runs so much later than it is counted.
 _CALL = 0.001
+#: The time before the end of a permit at which a handler begins at the latest, in seconds: the way to its first line.
+_BEGIN = 0.2
 #: The longest time for which starts are gathered that are to be stored, in seconds; for windows under 1 s, this part.
 _GATHER = 0.03
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
@@ -367,6 +369,11 @@ class Limits:
             return
         if (not_before := admitted.not_before.get(run.task_id)) is not None:
             run.not_before = self._clock.monotonic_of(not_before)
+        if admitted.claim_by is not None:
+            # Until then, the start is counted for later than it is. A handler that begins after it would be counted for
+            # earlier, and so the window could have one too many.
+            now = monotonic()
+            run.begin_by = now + admitted.claim_by.timestamp() - self._clock.latest(now) - _BEGIN
         loop, thread = asyncio.get_running_loop(), get_ident()
 
         def begin() -> None:

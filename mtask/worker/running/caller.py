@@ -17,6 +17,8 @@ from mtask.logs import RUN
 from mtask.model.handling.handlers import Handler
 from mtask.model.handling.middleware import leave, watch
 from mtask.store.statements.outcome import Outcome
+from mtask.worker.log import fields, logger
+from mtask.worker.running.outcomes import ended
 from mtask.worker.running.threads import ThreadCall, Threads
 from mtask.worker.state.held_run import EndReason, HeldRun
 
@@ -96,6 +98,12 @@ class Caller:
             except BaseException as error:  # the run was ended meanwhile
                 called.raised = error
                 return
+        if monotonic() > run.begin_by:
+            logger.warning(
+                "run handed back: it could not begin in time", extra=fields(task=run.task_id, run=run.run_id)
+            )
+            called.judged = ended(run, EndReason.LATE), 0
+            return
         isolation = self.isolation_of(run)
         marks = run.marked()
         marks.keeper = self._observers.keeper

@@ -83,6 +83,7 @@ def ended(run: HeldRun, reason: EndReason) -> Outcome:
         EndReason.WORKER_STOP: "handed back: the worker stopped",
         EndReason.NO_SLOT: "handed back: the worker had no slot free for it in time",
         EndReason.UNREADABLE: "handed back: this worker cannot decrypt it",
+        EndReason.LATE: "handed back: the worker could not begin it in time",
     }
     return _outcome(run, RunStatus.CANCELED, words.get(reason, reason.value))
 

@@ -44,6 +44,7 @@ class EndReason(Enum):
     WORKER_STOP = "the worker stops"
     NO_SLOT = "no slot became free for it"
     UNREADABLE = "it cannot be decrypted here"
+    LATE = "its handler could not begin in time"
 
 
 #: If a run ends for one of these reasons, no outcome is written: the run belongs to another worker, or no longer
@@ -98,6 +99,7 @@ class HeldRun:
         "asyncio_task",
         "attempt",
         "began_at",
+        "begin_by",
         "deadline",
         "end_reason",
         "goes_on",
@@ -213,6 +215,8 @@ class HeldRun:
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         #: The earliest start of the handler (monotonic seconds), and what to call when it begins, in its thread.
         self.not_before = 0.0
+        #: The latest start of the handler (monotonic seconds): until then, the limit on starts counts it.
+        self.begin_by = inf
         self.on_begin: Callable[[], object] | None = None
         #: Encrypts the progress, if this process stores it and has keys.
         self.sealer: Sealer | None = None

@@ -261,6 +261,30 @@ def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
     assert gauge.most["all"] == 1
 
 
+def test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start is counted for the end of its permit at the latest, so a later one would be one too many."""
+    gauge = Gauge()
+    client.limit("default", rate=(5, timedelta(seconds=1)))
+    monkeypatch.setattr(limits_module, "_BEGIN", 60.0)  # a worker that is as slow
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await publish(bench, 1)
+            runs = "worker_states"
+            await until(lambda: bench.state("work:0")[runs][:1] != [], message="claimed")
+            await until(lambda: bench.state("work:0")[runs][0]["status"] == "CANCELED", message="handed back")
+            assert "could not begin it in time" in bench.state("work:0")[runs][0]["fail_reason"]
+            assert gauge.starts == []
+            monkeypatch.setattr(limits_module, "_BEGIN", 0.2)
+            await bench.status("work:0", "SUCCESS")
+            assert bench.state("work:0")["failed_cnt"] == 0
+
+    asyncio.run(scenario())
+    assert len(gauge.starts) == 1
+
+
 def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_returned(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
 ) -> None:
