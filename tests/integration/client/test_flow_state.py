@@ -15,6 +15,7 @@ from mtask.client.asking import flow_requests
 from mtask.client.asking.requests import WaitPolicy
 from mtask.errors import DependencyFailed, DependencyMissing, FlowNotFound, FlowWaitTimeout, InvalidInput, TaskRunning
 from mtask.model.status import FINAL_STATUSES
+from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import operating, reading, settling
 from mtask.store.flows import retention as flow_retention
@@ -419,6 +420,22 @@ def test_retry_of_the_flow_opens_what_a_user_canceled(client: AnyClient, store: 
     assert client.flow("f").counts == {"SUCCESS": 4}
 
 
+def each_sent(store: SyncStore, operation: Operation[Any]) -> Iterator[Call]:
+    """Each call of the operation, after it was sent and before the next one: the place for another process's writes."""
+    answer: Any = None
+    while True:
+        try:
+            call = operation.send(answer)
+        except StopIteration:
+            return
+        answer = store.run(_only(call))
+        yield call
+
+
+def _only(call: Call) -> Operation[Any]:
+    return (yield call)
+
+
 def test_retry_of_a_flow_holds_when_another_settles_between_its_batches(
     store: SyncStore, reader: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,14 +445,7 @@ def test_retry_of_a_flow_holds_when_another_settles_between_its_batches(
     end(store, "b", fails=True)
     monkeypatch.setattr(operating, "BATCH", 1)
     settled: list[str] = []
-    operation = operating.retry("f")
-    answer: Any = None
-    while True:
-        try:
-            call = operation.send(answer)
-        except StopIteration:
-            break
-        answer = store.run(_only(call))
+    for call in each_sent(store, operating.retry("f")):
         if call.method == "update_many" and not settled:
             open_now = [step.step for step in reader.flow("f").steps if not step.is_ended and step.step != "clean"]
             settled += open_now
@@ -458,14 +468,7 @@ def test_failed_clean_up_waits_again_for_the_dependency_that_is_retried_with_it(
         end(store, step, fails=True)
     assert reader.flow("f").counts == {"FAIL": 3}
     monkeypatch.setattr(operating, "BATCH", 1)
-    operation = operating.retry("f")
-    answer: Any = None
-    while True:
-        try:
-            call = operation.send(answer)
-        except StopIteration:
-            break
-        answer = store.run(_only(call))
+    for call in each_sent(store, operating.retry("f")):
         if call.method == "update_many":
             store.run(settling.settle_all([task_id(step) for step in steps]))
             assert statuses(reader)["settle"] != "INIT"
@@ -487,10 +490,6 @@ def test_bulk_retry_of_a_flow_lets_its_clean_up_wait_again(client: AnyClient, st
     done = client.run_bulk(client.plan_bulk("retry", key_prefix="f/").plan)
     assert (done.done_cnt, done.left_cnt) == (4, 0)
     assert statuses(client) == {"a": "INIT", "b": "WAITING", "c": "WAITING", "clean": "WAITING"}
-
-
-def _only(call: Any) -> Any:
-    return (yield call)
 
 
 def test_retry_of_one_step_names_the_dependency_that_failed(client: AnyClient, store: SyncStore) -> None:
