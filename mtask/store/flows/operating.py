@@ -28,6 +28,8 @@ _RETRIED = {"flow.after": 1, "flow.ancestors": 1, "flow.on_failed": 1}
 #: The order of a cancel: no other process ends WAITING steps because of a dependency that the same call cancels.
 _WAITING_FIRST = [(flows.STATUS, -1)]
 _WAIT_AGAIN = flows.hold_again()
+#: The part `flow` of each step, by its id.
+_Parts = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,10 @@ def _own(canceled: Sequence[str], among: filters.Filter | None = None) -> Operat
 def retry(key: str) -> Operation[ChangedFlow]:
     """Open all FAIL and CANCELED steps of a flow again; raise FlowNotFound."""
     yield from reading.must_exist(key)
-    rows = yield tasks("find", {"flow.key": key, **flows.failed_steps()}, _RETRIED, hint=FLOW_INDEX)
-    gone = yield from _gone(rows)
+    failed, steps, gone = yield from _failed(key, {})
     for task_id, dependencies in gone.items():
         raise DependencyMissing(task_id, dependencies)
-    ids = yield from retry_steps(key, {})
+    ids = yield from _reopen(failed, steps)
     return (yield from _changed(key, dict.fromkeys(ids)))
 
 
@@ -136,15 +137,26 @@ def retry_steps(key: str, among: filters.Filter) -> Operation[list[str]]:
     """Open those FAIL and CANCELED steps of a flow again that match `among`; return their ids.
 
     Those stay that lack a dependency.
+    """
+    failed, steps, gone = yield from _failed(key, among)
+    return (yield from _reopen(failed, {task_id: part for task_id, part in steps.items() if task_id not in gone}))
+
+
+def _failed(key: str, among: filters.Filter) -> Operation[tuple[filters.Filter, _Parts, dict[str, list[str]]]]:
+    """Return what matches the FAIL and CANCELED steps among these, their parts of the flow, and what they lack."""
+    failed = {"$and": [{"flow.key": key, **flows.failed_steps()}, *([among] if among else [])]}
+    rows = yield tasks("find", failed, _RETRIED, hint=FLOW_INDEX)
+    gone = yield from _gone(rows)
+    return failed, {row["_id"]: part_of(row) for row in rows}, gone
+
+
+def _reopen(failed: filters.Filter, steps: _Parts) -> Operation[list[str]]:
+    """Open these steps of a flow again; return their ids.
 
     A step whose dependency is opened, too, waits for it again. A clean-up is opened after its dependencies: while they
     are failed, whoever decides on it releases it. Of the others, the order does not matter: if another process ends a
     step again because its dependency is still to be opened, then the settling of that dependency opens the step.
     """
-    failed = {"$and": [{"flow.key": key, **flows.failed_steps()}, *([among] if among else [])]}
-    rows = yield tasks("find", failed, _RETRIED, hint=FLOW_INDEX)
-    gone = yield from _gone(rows)
-    steps = {row["_id"]: part_of(row) for row in rows if row["_id"] not in gone}
     opened = {*steps}.union(*(texts(part.get("ancestors")) for part in steps.values()))
     awaited = {task_id: opened & {*texts(part.get("after"))} for task_id, part in steps.items()}
     late = {task_id for task_id, part in steps.items() if awaited[task_id] and part.get("on_failed") == "run"}

@@ -47,8 +47,14 @@ def take(key: str, count: int) -> Operation[None]:
     raise DatabaseTimeout(f"the flow {key!r} is counted all the time")
 
 
-def take_for(next_one: OwedTask | None) -> Operation[None]:
-    """Do so for a next task, if it is one of a flow."""
+def flow_of(next_one: OwedTask | None) -> str | None:
+    """Return the key of the flow that must have room for this next task; None: there is no task, or no flow."""
     part = None if next_one is None else next_one.fixed.get("flow")
-    if part is not None:
-        yield from take(part["key"], 1)
+    return None if part is None else str(part["key"])
+
+
+def take_for(next_one: OwedTask | None) -> Operation[None]:
+    """Count a next task, if it is one of a flow; raise InvalidFlow if there is no room for it."""
+    key = flow_of(next_one)
+    if key is not None:
+        yield from take(key, 1)

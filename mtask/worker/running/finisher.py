@@ -294,13 +294,25 @@ class Finisher:
 
     async def _make_room(self, group: list[Ending]) -> None:
         """Have flows count the next tasks of these outcomes. Where a flow has no room, the run fails."""
+        flows: dict[str, list[Ending]] = {}
         for ending in group:
-            if ending.goes_on and ending.run.is_step and not ending.has_room:
-                try:
-                    await self._store.run(room.take_for(ending.outcome.next))
-                except InvalidFlow as error:
-                    ending.outcome = refusal(ending.run, f"the task cannot go on: {error}")
-                ending.has_room = True
+            key = None if ending.has_room else room.flow_of(ending.outcome.next)
+            if key is not None:
+                flows.setdefault(key, []).append(ending)
+        for key, endings in flows.items():
+            await self._take_room(key, endings)
+
+    async def _take_room(self, key: str, endings: Sequence[Ending]) -> None:
+        try:
+            await self._store.run(room.take(key, len(endings)))
+        except InvalidFlow as error:
+            if len(endings) > 1:  # some of them may fit
+                for ending in endings:
+                    await self._take_room(key, [ending])
+                return
+            endings[0].outcome = refusal(endings[0].run, f"the task cannot go on: {error}")
+        for ending in endings:
+            ending.has_room = True
 
     async def _is_held_up(self, group: list[Ending]) -> bool:
         """Whether a locked document probably held up the group.

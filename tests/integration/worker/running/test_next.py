@@ -10,6 +10,7 @@ import pytest
 from mtask import App, Client, Context, Flow, Next
 from mtask.errors import DatabaseUnavailable
 from mtask.model.status import RunStatus
+from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import room
 from mtask.store.statements.outcome import Outcome
@@ -307,6 +308,44 @@ def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
             assert "it has 4, and 4 are the most" in (failed.fail_reason or "")
 
     asyncio.run(scenario())
+
+
+def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
+    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MAX_STEPS", 10)
+    counts: list[int] = []
+    take = room.take
+
+    def counting(key: str, count: int) -> Operation[None]:
+        counts.append(count)
+        yield from take(key, count)
+
+    monkeypatch.setattr(room, "take", counting)
+    app, begun, goes_on = App(), list[bool](), asyncio.Event()
+
+    @app.task(name="work")
+    async def work() -> Next:
+        begun.append(True)
+        await goes_on.wait()
+        return Next("last")
+
+    @app.task(name="last")
+    async def last() -> None: ...
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            flow = Flow("f")
+            for number in range(6):
+                flow.add(f"s{number}", "work")
+            await bench.client.publish_flow(flow)
+            await until(lambda: len(begun) == 6)
+            goes_on.set()
+            found = await bench.client.wait_flow("f", timeout=20)
+            assert found.counts == {"SUCCESS": 8, "FAIL": 2}
+
+    asyncio.run(scenario())
+    assert counts == [6, 1, 1, 1, 1, 1, 1]
 
 
 def test_a_result_that_cannot_be_stored_rolls_the_transaction_back(mongo_uri: str, database_name: str) -> None:
