@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
 import os
 import signal
 import time
@@ -15,18 +17,33 @@ from typing import Any
 
 from mtask import App, Child, Context, Fail, Next, Retry
 from tests.faults.history import Event, History, Ledger, Note
-from tests.faults.load import ARRIVALS, LIMITED, PATIENT, PAUSABLE, PROBE, TICK
+from tests.faults.load import ABORTING, ARRIVALS, FORKING, LIMITED, PATIENT, PAUSABLE, PROBE, TICK
 from tests.faults.order_load import FAIRLY, METERED, SHARED
 from tests.faults.resting import rest_often
+from tests.faults.shifting import BACK, FORWARD
 
 #: Names the history's folder in a worker's environment.
 HISTORY_VARIABLE = "MTASK_TEST_HISTORY"
 QUEUE = "load"
 _LOOK = 0.01
 
+#: How many of the log records the app's own log handler cannot take.
+_UNLOGGED = 0.3
+
 app = App()
+
+
+class _Failing(logging.Handler):
+    """A log handler that raises now and then, whoever logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if Random(record.created).random() < _UNLOGGED:
+            raise RuntimeError("this log handler fails now and then")
+
+
 if HISTORY_VARIABLE in os.environ:  # a worker of a run, and no process that only reads the names
     rest_often()
+    logging.getLogger().addHandler(_Failing())
 
 
 def isolated_names() -> list[str]:
@@ -72,6 +89,38 @@ def plain(context: Context, value: int = 0) -> int:
     """Return at once, from a thread."""
     with noted(context):
         return value
+
+
+@app.task(queue=QUEUE)
+async def loud(context: Context, value: int = 0) -> int:
+    """Log, which may raise."""
+    with noted(context):
+        logging.getLogger("app").warning("this is loud")
+        return value
+
+
+@app.task(name=FORKING, queue=QUEUE)
+def forking(context: Context) -> int:
+    """Fork a process that sleeps, and terminate it."""
+    with noted(context):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        child.terminate()
+        child.join(30)
+        code = child.exitcode
+        child.kill()
+        if code != -signal.SIGTERM:
+            raise Fail(f"the child did not end by SIGTERM: {code}")
+    return code
+
+
+@app.task(name=ABORTING, queue=QUEUE)
+def aborting(context: Context, database: str) -> None:
+    """Write an effect in the task's own transaction, and abort the transaction."""
+    with noted(context), context.transaction() as session:
+        effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+        session.client[database]["effects"].insert_one(effect, session=session)
+        session.abort_transaction()
 
 
 @app.task(queue=QUEUE)
@@ -277,6 +326,10 @@ async def tick(context: Context) -> None:
     """Return at once, as often as its schedule says."""
     with noted(context):
         return
+
+
+app.task(name=FORWARD, queue=TICK)(tick)
+app.task(name=BACK, queue=TICK)(tick)
 
 
 @app.task(queue=PROBE)

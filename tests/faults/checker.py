@@ -30,10 +30,11 @@ from tests.faults.checks.order import OrderJudge
 from tests.faults.checks.pauses import judge_pauses, paused_names
 from tests.faults.checks.verdict import Verdict
 from tests.faults.history import Call, Clock, Document, Fault, History, Note, Version
+from tests.faults.load import ABORTING
 from tests.faults.order_load import ORDERED, QUEUES
 
 T = TypeVar("T")
-DEPOSITING = frozenset({"deposit", "deposit_plain", "deposit_isolated"})
+DEPOSITING = frozenset({"deposit", "deposit_plain", "deposit_isolated", ABORTING})
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, BSONError)
 
 
@@ -46,16 +47,16 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     clock = Clock(facts["epoch"])
     faults = list(_readable(lambda: history.faults(), "faults", _is_fault, verdict))
     asked = Asked(_readable(history.calls, "calls", _is_call, verdict), clock)
-    limits, firings = _limits(facts, verdict), _firings(facts, verdict)
+    limits, schedules = _limits(facts, verdict), _schedules(facts, verdict)
     apart = (
         {limit.name for limit in limits}
         | set(QUEUES)
         | paused_names(faults)
-        | ({firings.name} if firings is not None else set())
+        | {schedule.name for schedule in schedules}
     )
     course = Course(verdict.figures, clock, facts["started"], faults, apart)
-    if firings is not None:
-        firings.ask(asked)
+    for schedule in schedules:
+        schedule.ask(asked)
     chain = Chain(verdict, asked, course)
     for version in _readable(history.versions, "versions", _is_version, verdict):
         chain.follow(version)
@@ -72,8 +73,8 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     ends = EndJudge(verdict, asked, chain.tasks)
     ends.judge_documents(_readable(history.documents, "documents", _is_document, verdict))
     ends.judge_calls()
-    if firings is not None:
-        firings.judge(chain.tasks)
+    for schedule in schedules:
+        schedule.judge(chain.tasks)
     judge_pauses(verdict, faults, chain.runs, chain.tasks)
     _judge_limits(limits, history, facts, chain, handlers, verdict)
     _judge_order(facts, faults, asked, chain, handlers, clock, verdict)
@@ -153,14 +154,12 @@ def _is_document(document: Any) -> bool:
 # --- what holds for queues --------------------------------------------------------------------------------------
 
 
-def _firings(facts: Document, verdict: Verdict) -> FiringJudge | None:
-    if "schedule" not in facts:
-        return None
+def _schedules(facts: Document, verdict: Verdict) -> list[FiringJudge]:
     try:
-        return FiringJudge(verdict, facts["schedule"])
+        return [FiringJudge(verdict, schedule) for schedule in facts.get("schedules", ())]
     except _UNREADABLE as error:
-        verdict.doubt(f"the facts of the schedule cannot be read: {type(error).__name__}: {error}")
-        return None
+        verdict.doubt(f"the facts of schedules cannot be read: {type(error).__name__}: {error}")
+        return []
 
 
 def _limits(facts: Document, verdict: Verdict) -> list[Limit]:

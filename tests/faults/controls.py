@@ -9,16 +9,20 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import mtask
+from mtask import Cron
 from mtask.errors import ControlUnconfirmed, DatabaseError, MtaskError
 from tests.faults.fleet import PATIENCE
 from tests.faults.history import Document
 from tests.faults.load import LIMIT_KEY, LIMITED, PATIENT, TICK
 from tests.faults.order_load import FAIR, LIMITS
+from tests.faults.shifting import ZONES
 from tests.mongo import eventually
 
 T = TypeVar("T")
 CONCURRENCY, KEY_CONCURRENCY = 3, 2
 INTERVAL = timedelta(seconds=1)
+#: The time between the firings of a schedule in a time zone whose clocks shift.
+_SHIFTING_INTERVAL = timedelta(seconds=3)
 #: How long a pause waits for workers that are frozen or out of touch: until their heartbeat has run out.
 _UNCONFIRMED = timedelta(seconds=30)
 
@@ -32,15 +36,22 @@ class Controls:
         self.changes: list[Document] = []
 
     def prepare(self) -> Document:
-        """Limit a queue, and begin a schedule of which no firing is ever left out; return the facts of both."""
+        """Limit a queue, and begin schedules of which no firing is ever left out; return the facts of them."""
         self._client.limit(LIMITED, concurrency=CONCURRENCY, key_concurrency=KEY_CONCURRENCY)
-        schedule = self._client.add_schedule(TICK, TICK, INTERVAL, queue=TICK, catch_up="all", **PATIENT)
+        schedules = [self._begin(TICK, INTERVAL, INTERVAL)]
+        for name, zone in ZONES.items():
+            seconds = _SHIFTING_INTERVAL.total_seconds()
+            schedules.append(self._begin(name, Cron(second=f"*/{seconds:.0f}", timezone=zone), _SHIFTING_INTERVAL))
         limits = [
             {"name": LIMITED, "key": None, "concurrency": CONCURRENCY},
             {"name": LIMITED, "key": LIMIT_KEY, "concurrency": KEY_CONCURRENCY},
         ]
+        return {"limits": limits, "schedules": schedules}
+
+    def _begin(self, name: str, when: timedelta | Cron, interval: timedelta) -> Document:
+        schedule = self._client.add_schedule(name, name, when, queue=TICK, catch_up="all", **PATIENT)
         first = _seconds(schedule.schedule_state.next_fire_time)
-        return {"limits": limits, "schedule": {"name": TICK, "interval": INTERVAL.total_seconds(), "first": first}}
+        return {"name": name, "interval": interval.total_seconds(), "first": first}
 
     def prepare_order(self) -> None:
         """Set the first limits of the queues whose order is judged."""
@@ -78,24 +89,24 @@ class Controls:
             self._insist(lambda: self._client.resume(**target, timeout=_UNCONFIRMED))
         return (since.timestamp(), until.timestamp()) if stood else None
 
-    def end_schedule(self) -> Document:
-        """Have it fire no more; return until when it is to have fired, and what it says of itself."""
+    def end_schedule(self, name: str) -> Document:
+        """Have a schedule fire no more; return until when it is to have fired, and what it says of itself."""
         until = self._insist(self._client.server_time)
 
         def is_past() -> bool:
-            next_time = self._schedule().schedule_state.next_fire_time
+            next_time = self._schedule(name).schedule_state.next_fire_time
             return next_time is not None and next_time > until
 
         with suppress(AssertionError):  # the checker misses the firings
             eventually(is_past, PATIENCE, "the schedule fires on", interval=0.1)
-        self._insist(lambda: self._client.pause_schedule(TICK))
+        self._insist(lambda: self._client.pause_schedule(name))
         with suppress(AssertionError):
-            eventually(lambda: not self._schedule().schedule_state.pending, PATIENCE, "nothing pends", interval=0.1)
-        state = self._schedule().schedule_state
+            eventually(lambda: not self._schedule(name).schedule_state.pending, PATIENCE, "nothing pends", interval=0.1)
+        state = self._schedule(name).schedule_state
         return {"until": until.timestamp(), "next": _seconds(state.next_fire_time), "fired": state.fired_cnt}
 
-    def _schedule(self) -> Any:
-        return self._insist(lambda: self._client.get_schedule(TICK))
+    def _schedule(self, name: str) -> Any:
+        return self._insist(lambda: self._client.get_schedule(name))
 
     def _insist(self, act: Callable[[], T]) -> T:
         """Ask until it is answered."""

@@ -19,6 +19,10 @@ Operation = Literal["publish", "update", "cancel", "retry", "rerun", "gather"]
 
 #: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
 LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
+#: The handlers whose tasks always fail, as they abort their transaction, and that never do, though they fork.
+ABORTING, FORKING = "aborting", "forking"
+#: The tenants to which some tasks belong.
+_TENANTS = (*[None] * 8, "acme", "beta")
 #: The tasks that tell how slow the machine is, and their queue. Nothing goes before them.
 PROBE = "probe"
 LIMIT_KEY = "k"
@@ -78,10 +82,17 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
         extra["delay"] = random.uniform(0.5, 5.0)
     params: dict[str, Any]
     match kind:
-        case "quick" | "plain":
+        case "quick" | "plain" | "loud":
             params = {"value": number}
+            if (tenant := random.choice(_TENANTS)) is not None:
+                extra["tenant"] = tenant
             if random.random() < 0.5:
                 extra |= _LONG
+        case "forking":
+            params = {}
+        case "aborting":
+            params = {"database": database}
+            extra["max_unexpected_retries"] = random.randint(0, 2)
         case "slow" | "slow_plain":
             params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
         case "isolated" | "isolated_async":
@@ -127,7 +138,10 @@ def task_id_of(spec: TaskSpec) -> str:
 
 #: How often each handler is asked for, per thousand.
 _SHARES = {
-    "quick": 542,
+    "quick": 525,
+    "loud": 10,
+    "aborting": 5,
+    "forking": 2,
     "probe": 25,
     "plain": 200,
     "slow": 15,

@@ -26,7 +26,7 @@ from pymongo.errors import PyMongoError
 import mtask
 from mtask.local import ReplicaSet, temporary
 from tests import faketime
-from tests.faults import nemeses, observer
+from tests.faults import nemeses, observer, shifting
 from tests.faults.app import HISTORY_VARIABLE, isolated_names
 from tests.faults.controls import CONCURRENCY, KEY_CONCURRENCY, Controls
 from tests.faults.display import Display, Status
@@ -140,6 +140,7 @@ class Run:
         folder = self._history.folder
         kinds = WORKERS
         offsets = {"fast clock": timedelta(minutes=10), "slow clock": timedelta(minutes=-10)}
+        zones = shifting.make(folder / "zones")
         workers = []
         for name, kind in kinds.items():
             uri = proxy.uri if kind == "proxied" else replica_set.uri
@@ -148,7 +149,7 @@ class Run:
                 "--worker-id", name, "--shutdown-timeout", "3", "--executors", "1",
             )  # fmt: skip
             environment: Mapping[str, str] = faketime.environment(offsets[kind]) if kind in offsets else {}
-            workers.append(Place(name, kind, command, {**environment, HISTORY_VARIABLE: str(folder)}, folder))
+            workers.append(Place(name, kind, command, {**environment, **zones, HISTORY_VARIABLE: str(folder)}, folder))
         publishers = []
         for name in ("p1", "p2"):
             command = python(
@@ -254,7 +255,8 @@ class Run:
         """Stop publishing; the nemeses have mended what they broke, and nobody lends a hand beyond that."""
         self._facts["publishers"] = world.publishers.stop()
         self._healed = datetime.now(UTC)  # the servers' clock as well: they run on this machine
-        self._facts["schedule"] |= world.controls.end_schedule()
+        for schedule in self._facts["schedules"]:
+            schedule |= world.controls.end_schedule(schedule["name"])
 
     def _drain(self, world: World) -> None:
         self._message = "draining the backlog"

@@ -10,8 +10,11 @@ from mtask.model.status import FINAL_STATUSES
 from tests.faults.checks.asked import PROMISES, TOLERANCE, Asked, Request
 from tests.faults.checks.logs import Document, Life, TaskLog
 from tests.faults.checks.verdict import Verdict
+from tests.faults.load import ABORTING, FORKING
 
 _FINAL = {status.value for status in FINAL_STATUSES}
+#: How the tasks of these handlers never end.
+_NEVER = {ABORTING: "SUCCESS", FORKING: "FAIL"}
 
 
 class EndJudge:
@@ -34,6 +37,8 @@ class EndJudge:
             totals[task_id.partition(":")[0]][status] += 1
             if status not in _FINAL:
                 self._verdict.report("lost", task_id, "never ended", status=status)
+            if _NEVER.get(task_id.partition(":")[0]) == status:
+                self._verdict.report("wrong_ends", task_id, "ended as it cannot", status=status)
             self._compare(task_id, document)
         self._verdict.figures.tasks = len(seen)
         self._verdict.figures.by_name_and_status = {name: dict(counts) for name, counts in totals.items()}

@@ -24,6 +24,7 @@ Kind = Literal[
     "wrong_owed",
     "wrong_rounds",
     "wrong_executors",
+    "wrong_ends",
 ]
 
 #: Each must be zero.
@@ -45,6 +46,7 @@ KINDS: Mapping[Kind, str] = {
     "wrong_owed": "children and next tasks that are missing, doubled or stray",
     "wrong_rounds": "calls that gather that are lost, or that made two rounds",
     "wrong_executors": "executors with two handlers, and deaths of executors that were not told at once",
+    "wrong_ends": "ends that the handler cannot have",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -210,6 +212,7 @@ class Verdict:
     wrong_owed: Finding = field(default_factory=Finding)
     wrong_rounds: Finding = field(default_factory=Finding)
     wrong_executors: Finding = field(default_factory=Finding)
+    wrong_ends: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0

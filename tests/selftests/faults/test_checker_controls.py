@@ -153,7 +153,7 @@ def scheduled(story: Story, count: int, **facts: object) -> None:
     """Have a schedule of so many seconds, beginning with the next but one."""
     first = EPOCH.timestamp() + int(story.now) + 2
     known = {"name": "tick", "interval": 1.0, "first": first, "until": first + count - 0.5, "next": first + count}
-    story.facts["schedule"] = {**known, "fired": count, **facts}
+    story.facts["schedules"] = [{**known, "fired": count, **facts}]
     story.now = int(story.now) + 2.0
 
 
@@ -258,7 +258,7 @@ def test_figures_tell_of_limits_pauses_and_firings(story: Story, tmp_path: Path)
     ("facts", "reason"),
     [
         ({"limits": [{"name": "limited"}]}, "the facts of limits cannot be read"),
-        ({"schedule": {"name": "tick"}}, "the facts of the schedule cannot be read"),
+        ({"schedules": [{"name": "tick"}]}, "the facts of schedules cannot be read"),
     ],
 )
 def test_facts_that_cannot_be_read_prove_nothing(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtask.model.status import RunStatus
-from tests.faults.checks.scenes import Scene, Scenes
+from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit
 from tests.faults.checks.story import Story, instant
 
 FAIL, CANCELED, SUCCESS = RunStatus.FAIL, RunStatus.CANCELED, RunStatus.SUCCESS
@@ -55,6 +55,29 @@ def lease_of_a_closed_run_that_is_moved(story: Story) -> None:
     story.finish(task_id, run_id, CANCELED)
     story.change_run(task_id, ping_expire_time=instant(story.now + 60))
     story.finish(task_id, story.claim(task_id))
+
+
+# --- wrong_ends -------------------------------------------------------------------------------------------------------
+
+
+@SCENES.violate("wrong_ends")
+def child_that_a_handler_cannot_terminate(story: Story) -> None:
+    task_id, run_id = story.running("forking", max_unexpected_retries=0)
+    story.finish(task_id, run_id, FAIL)
+
+
+@SCENES.violate("wrong_ends", "wrong_effects")
+def success_of_an_aborted_transaction(story: Story) -> None:
+    task_id, run_id = story.running("aborting")
+    story.finish(task_id, run_id)
+
+
+@SCENES.allow
+def handlers_that_abort_and_fork(story: Story) -> None:
+    task_id, run_id = story.running("aborting", max_unexpected_retries=0)
+    story.finish(task_id, run_id, FAIL)
+    task_id, run_id = story.running("forking")
+    story.finish(task_id, run_id)
 
 
 def late(story: Story, seconds: float) -> tuple[str, str]:
@@ -254,3 +277,8 @@ def handler_that_begins_before_its_claim(story: Story) -> None:
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_one_wrong_thing_is_named_as_what_it_is(scene: Scene, story: Story, tmp_path: Path) -> None:
     SCENES.judge(scene, story, tmp_path)
+
+
+@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
+def test_what_is_allowed_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
+    acquit(scene, story, tmp_path)
