@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -48,6 +49,8 @@ _SHOW_INTERVAL = 0.25
 _CROWDED = 1.5
 #: The workers, and what is particular about them.
 WORKERS = {"w1": "plain", "w2": "plain", "w3": "proxied", "w4": "fast clock", "w5": "slow clock"}
+#: The tasks of the long backlogs that are worked off in the end. The others are canceled, so many at once.
+_DRAINED, _CANCELING = 1_500, 8
 _OPEN = ("INIT", "RUNNING", "WAITING")
 _FINAL = ("SUCCESS", "FAIL", "CANCELED")
 
@@ -265,10 +268,14 @@ class Run:
         self._facts["drain_s"] = round(time.monotonic() - since, 2)
 
     def _drain_backlogs(self, world: World) -> None:
-        """Let the rest of the long backlogs go by wide limits: it is what was meant to wait."""
+        """Let a part of the long backlogs go by wide limits, and cancel the rest: it is what was meant to wait."""
         self._message = "draining the queues with limits"
         for queue in ORDERED:
             world.controls.bound(queue, WIDE)
+        waiting = {"queue": {"$in": ORDERED}, "task_state.status": "INIT"}
+        task_ids = [task["_id"] for task in world.mongo[DATABASE]["tasks"].find(waiting, {"_id": True})]
+        with ThreadPoolExecutor(_CANCELING) as pool:
+            list(pool.map(world.cancel, task_ids[_DRAINED:]))
         self._facts["order"] = world.controls.changes
         self._wait_drained(world, {})
         if "not_drained" not in self._facts:

@@ -18,7 +18,7 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 import mtask
-from mtask.errors import MtaskError
+from mtask.errors import MtaskError, TaskError
 from mtask.local import ReplicaSet
 from tests.faults.controls import Controls
 from tests.faults.fleet import PATIENCE, Fleet, Place, State
@@ -183,10 +183,11 @@ class World:
         self._calls.write_all([call.told_now("created") for call in sent])
 
     def cancel(self, task_id: str) -> None:
-        """Cancel a task that was published here."""
+        """Cancel a task. It may have ended meanwhile."""
 
         def cancel() -> str:
-            self._client.cancel(*task_id.split(":"))
+            name, _, key = task_id.partition(":")
+            self._client.cancel(name, key)
             return "done"
 
         self._ask("cancel", task_id, cancel)
@@ -198,6 +199,9 @@ class World:
             self._calls.write(call)
             try:
                 answer = act()
+            except TaskError as error:
+                self._calls.write(call.told_now("refused", str(error)))
+                return
             except MtaskError as error:
                 self._calls.write(call.told_now("unknown", str(error)))
                 self.wait(0.2)
