@@ -58,6 +58,8 @@ class RunTransactions:
         self._successes = successes
         self._pinger = leases
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
+        #: The number of the transaction that was started for a run, by run_id.
+        self._numbers: dict[str, int] = {}
         #: The sessions that will not be used again and that the server still keeps.
         self._spent: list[UUID] = []
 
@@ -80,6 +82,7 @@ class RunTransactions:
             sent = monotonic()
             self._renewed(run, await store.run(_renewal(run, transactions.id_of(session))), sent)
             await transactions.start_async(session)
+            self._numbers[run.run_id] = transactions.number_of(session)
             return session
         except BaseException:
             self._resume(run)
@@ -96,7 +99,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                _check_open(session)
+                self._check_open(run, session)
                 outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 await store.run(_make_room(run, outcome))
                 await store.run(_commit(run, outcome), session)
@@ -124,6 +127,7 @@ class RunTransactions:
             sent = monotonic()
             self._renewed(run, store.run(_renewal(run, transactions.id_of(session))), sent)
             transactions.start(session)
+            self._numbers[run.run_id] = transactions.number_of(session)
             return session
         except BaseException:
             self._resume(run)
@@ -137,7 +141,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                _check_open(session)
+                self._check_open(run, session)
                 outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 store.run(_make_room(run, outcome))
                 store.run(_commit(run, outcome), session)
@@ -193,6 +197,14 @@ class RunTransactions:
         run.succeeded_in_transaction = True
         self._pinger.release(run)
 
+    def _check_open(self, run: HeldRun, session: SyncSession | AsyncSession) -> None:
+        """Raise RuntimeError if the run's transaction is over: the SUCCESS would be written without its writes.
+
+        The handler may have begun another transaction on the session since.
+        """
+        if not session.in_transaction or transactions.number_of(session) != self._numbers[run.run_id]:
+            raise RuntimeError("the handler has ended its transaction itself: leave that to the end of the block")
+
     def _suspend(self, run: HeldRun) -> None:
         if run.run_id in self._suspensions:
             raise RuntimeError("this run is in a transaction already: use context.transaction() once")
@@ -201,6 +213,7 @@ class RunTransactions:
         self._suspensions[run.run_id] = suspension
 
     def _resume(self, run: HeldRun) -> None:
+        self._numbers.pop(run.run_id, None)
         suspension = self._suspensions.pop(run.run_id, None)
         if suspension is not None:
             suspension.__exit__(None, None, None)
@@ -239,12 +252,6 @@ def _time_left(run: HeldRun) -> timedelta:
 
 def _may_commit(run: HeldRun) -> bool:
     return not run.is_cancelled
-
-
-def _check_open(session: SyncSession | AsyncSession) -> None:
-    """Raise RuntimeError if the handler has aborted or committed: the SUCCESS would be written without its writes."""
-    if not session.in_transaction:
-        raise RuntimeError("the handler has ended its transaction itself: leave that to the end of the block")
 
 
 def _raise_conflict(run: HeldRun, failure: Exception) -> None:
