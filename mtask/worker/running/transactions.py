@@ -53,8 +53,10 @@ class Leases(Protocol):
 class RunTransactions:
     """Begins and ends the transactions of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, leases: Leases, successes: Successes) -> None:
+    def __init__(self, stores: HandlerStores, leases: Leases, successes: Successes, incarnation: str) -> None:
+        """`incarnation`: that of this worker. It marks the runs whose handlers are still to return their values."""
         self._stores = stores
+        self._incarnation = incarnation
         self._successes = successes
         self._pinger = leases
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
@@ -189,10 +191,11 @@ class RunTransactions:
         outcome, _ = self._successes.outcome(run, run.result)
         if outcome.status is not RunStatus.SUCCESS:
             raise Fail(outcome.reason or "its result cannot be stored")
-        return replace(outcome, progress=run.progress)
+        owed_by = None if run.has_result or run.handler.returns_nothing else self._incarnation
+        return replace(outcome, progress=run.progress, returns_owed_by=owed_by)
 
     def _succeeded(self, run: HeldRun, outcome: Outcome) -> None:
-        run.goes_on = outcome.next is not None
+        run.goes_on, run.owes_value = outcome.next is not None, outcome.returns_owed_by is not None
         # This happens before the pings resume: the task has succeeded, so the run needs its lease no more.
         run.succeeded_in_transaction = True
         self._pinger.release(run)
