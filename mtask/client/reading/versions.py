@@ -13,8 +13,8 @@ from mtask.store.driver.extended_json import extended_exactly
 def etag(task: Task) -> str:
     """Return the tag of a task's version: of its params, options, queue, status, failures and last run, not its pings.
 
-    `filters.unchanged` compares the same fields on the server. A task that has ended and still owes its value has another
-    tag: who knows that version has not seen the value.
+    `filters.unchanged` compares the same fields on the server. A task that has ended and still owes its value has a tag
+    of its own: who knows that version has not seen the value.
     """
     runs = task.runs
     owed = {"is_value_owed": True} if task.status.is_final and not task.is_complete else {}

@@ -8,7 +8,6 @@ The loop in `Scans.run` calls it at intervals, and again after the database has 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
 from datetime import timedelta
 from time import monotonic
 
@@ -16,15 +15,13 @@ from mtask.errors import OperationFailed
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import deciding, finding, looking, retention, settling
 from mtask.store.tasks import returning
+from mtask.worker.discovery.janitors.silence import Silence
 from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
 from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
 _OWED_GRACE = timedelta(seconds=2)
-#: The time for which a worker must be seen to be silent until it counts as dead, in seconds. Its heartbeat has expired
-#: before, and it beats again sooner after the database was away.
-_SILENCE = 15.0
 #: The most batches of changes that one scan settles. A batch that cannot be settled now must not hold up the scan.
 _OWED_ROUNDS = 40
 #: While no flows are known, each n-th regular scan looks for a task that owes others something: every 20 s. With flows,
@@ -39,9 +36,7 @@ class FlowJanitor:
     def __init__(self, scope: Scope) -> None:
         self._ledger = scope.ledger
         self._store = scope.store
-        #: Since when workers whose handlers owe values are seen to be silent, by incarnation, in monotonic seconds.
-        self._silent_since: dict[str, float] = {}
-        self._looked_at = 0.0
+        self._silence = Silence()
         self._owed: Undone[str] = Undone(
             scope.store, settling.settle_all, lambda task_id: task_id, "change of a step not settled"
         )
@@ -79,19 +74,10 @@ class FlowJanitor:
         """Say of the values that are still to be returned which are lost, because the workers are dead."""
         owed = await self._store.run(returning.owed())
         ended, silent = await self._store.run(returning.gone(owed))
-        dead = ended | self._dead_among(silent)
+        dead = ended | self._silence.dead_among(silent, monotonic())
         if dead:
             await self._store.run(returning.lose_of(owed, dead))
             logger.warning("values lost: their workers are gone", extra=fields(tasks=len(owed.task_ids)))
-
-    def _dead_among(self, silent: Collection[str]) -> set[str]:
-        """Return those that are silent for long. Where nobody has looked for long, the database was away."""
-        now, before = monotonic(), self._silent_since
-        if now - self._looked_at > _SILENCE:
-            before = {}
-        self._looked_at = now
-        self._silent_since = {one: before.get(one, now) for one in silent}
-        return {one for one, since in self._silent_since.items() if now - since >= _SILENCE}
 
     async def _settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
