@@ -15,7 +15,7 @@ from mtask.store.encryption.sealer import RETURNS
 from mtask.store.tasks import returning
 from mtask.worker.log import fields, logger, told
 from mtask.worker.running.caller import Called
-from mtask.worker.running.outcomes import checked, name_of
+from mtask.worker.running.outcomes import ExecutorDied, checked, name_of
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.timing import Backoff
 
@@ -79,7 +79,9 @@ def late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
             extra=fields(task=run.task_id, run=run.run_id),
             exc_info=called.raised,
         )
-        return None, f"the handler raised {name_of(called.raised)} after its transaction had committed"
+        is_dead = isinstance(called.raised, ExecutorDied)
+        what = f"executor {called.raised}," if is_dead else f"the handler raised {name_of(called.raised)}"
+        return None, f"{what} after its transaction had committed"
     if run.has_result:
         return None, None
     if isinstance(called.returned, Next):
