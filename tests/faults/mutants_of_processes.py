@@ -81,13 +81,13 @@ PROCESS_MUTATIONS = (
         "dependents-start-without-the-value",
         "A step starts before the handler of its dependency has returned the value.",
         (Edit("mtask/store/flows/settling.py", 'if not row.get("owed_by")]', "if True]"),
-         Edit("mtask/store/statements/flows.py", '{"$ifNull": [RETURNS_OWED_BY, []]}', "[]")),
+         Edit("mtask/store/statements/flows.py", '{"$ifNull": [x.OWED_VALUES, []]}', "[]")),
         (f"{_RETURNS}::test_dependents_callbacks_and_the_next_task_wait_for_the_value",),
     ),
     Mutation(
         "callbacks-tell-of-a-result-that-is-not-there",
         "A receiver is told of an end before the result can be read.",
-        (Edit("mtask/store/statements/callbacks.py", ', f"{RUNS}.returns_owed_by": {"$exists": False}}', "}"),),
+        (Edit("mtask/store/statements/callbacks.py", ', OWES_VALUE: {"$exists": False}}', "}"),),
         (f"{_RETURNS}::test_dependents_callbacks_and_the_next_task_wait_for_the_value",),
     ),
     Mutation(

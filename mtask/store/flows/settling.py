@@ -22,6 +22,7 @@ from mtask.store.flows.changing import change
 from mtask.store.flows.deciding import ROUNDS, decide
 from mtask.store.flows.looking import BATCH, newest, part_of, status_of, text_of
 from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX
+from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
 
@@ -34,7 +35,7 @@ _VIEW = {
     "flow.key": 1,
     "flow.held_by": 1,
     "flow.fail_fast": 1,
-    "owed_by": flows.RETURNS_OWED_BY,
+    "owed_by": x.OWED_VALUES,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from mtask.model.callbacks.callback import MAX_OWED
 from mtask.model.status import TaskStatus
 from mtask.store.statements import expressions as x
-from mtask.store.statements.filters import RUNS, Filter, by_ids
+from mtask.store.statements.filters import OWES_VALUE, Filter, by_ids
 
 #: As a condition, it is false for a task without a callback.
 CALLBACK = "$callback"
@@ -99,7 +99,7 @@ def tellable() -> Filter:
 
     A receiver that is told of an end reads the result. So the end of a task that owes its value is told later.
     """
-    return {**owed(), f"{RUNS}.returns_owed_by": {"$exists": False}}
+    return {**owed(), OWES_VALUE: {"$exists": False}}
 
 
 def owed_of(task_ids: Sequence[str]) -> Filter:

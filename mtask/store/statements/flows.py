@@ -11,12 +11,10 @@ from mtask.model.status import FAILED, FINAL, OPEN, TaskStatus
 from mtask.store.statements import callbacks, requests
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
-from mtask.store.statements.filters import RUNS, Filter, by_ids, in_time
+from mtask.store.statements.filters import OWES_VALUE, Filter, by_ids, in_time
 
 STATUS = "task_state.status"
-#: Present in a task that owes a value, and the expression for the incarnations of the workers whose handlers owe it.
-OWES_VALUE = f"{RUNS}.returns_owed_by"
-RETURNS_OWED_BY = f"{x.RUNS}.returns_owed_by"
+#: The tasks that owe tasks, and those that owe a value.
 _OWING: list[Filter] = [{"owed_tasks.0": {"$exists": True}}, {OWES_VALUE: {"$exists": True}}]
 _WAITING = TaskStatus.WAITING.value
 #: The time for which a read may decide on a release, at the first try.
@@ -38,7 +36,7 @@ def owes() -> x.Expression:
     A malformed document may hold anything there.
     """
     tasks = {"$cond": [{"$isArray": ["$owed_tasks"]}, "$owed_tasks", []]}
-    return {"$or": [{"$ne": [tasks, []]}, {"$ne": [{"$ifNull": [RETURNS_OWED_BY, []]}, []]}]}
+    return {"$or": [{"$ne": [tasks, []]}, {"$ne": [{"$ifNull": [x.OWED_VALUES, []]}, []]}]}
 
 
 def waiting_now(task_ids: Sequence[str]) -> Filter:

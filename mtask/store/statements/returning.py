@@ -15,7 +15,7 @@ from mtask.model.status import RunStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import flows
 from mtask.store.statements.derive import Pipeline
-from mtask.store.statements.filters import RUNS, Filter, by_ids
+from mtask.store.statements.filters import OWES_VALUE, RUNS, Filter, by_ids
 
 
 def returned(task_id: str, run_id: str) -> Filter:
@@ -26,7 +26,7 @@ def returned(task_id: str, run_id: str) -> Filter:
 
 def owed(task_ids: Sequence[str], incarnations: Sequence[str]) -> Filter:
     """Match these tasks if handlers in these workers owe values of them."""
-    return {**by_ids(task_ids), flows.OWES_VALUE: {"$in": list(incarnations)}}
+    return {**by_ids(task_ids), OWES_VALUE: {"$in": list(incarnations)}}
 
 
 def store(run_id: str, returns: Any) -> Pipeline:
@@ -53,7 +53,7 @@ def _settle(condition: x.Expression, fields: Mapping[str, x.Expression], now: x.
     """
     settled = {"$mergeObjects": [x.without("$$run", "returns_owed_by"), fields]}
     runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [condition, settled, "$$run"]}}}
-    stays = {"$or": [x.FLOW, "$owed_tasks", {"$ne": [flows.RETURNS_OWED_BY, []]}]}
+    stays = {"$or": [x.FLOW, "$owed_tasks", {"$ne": [x.OWED_VALUES, []]}]}
     return [
         {"$set": {"task_state.worker_states": runs}},
         {"$set": {"expire_time": {"$cond": [stays, "$expire_time", flows.retention_alone(now)]}}},

@@ -10,7 +10,7 @@ from mtask.model.documents import runs_in
 from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import OWED_INDEX
-from mtask.store.statements import flows, returning
+from mtask.store.statements import filters, returning
 
 #: The most tasks that one call finds.
 BATCH = 500
@@ -42,7 +42,7 @@ class Owed:
 
 def owed() -> Operation[Owed]:
     """Return the tasks that owe values, the oldest first, at most `BATCH`."""
-    matched = {"owed_since": {"$exists": True}, flows.OWES_VALUE: {"$exists": True}}
+    matched = {"owed_since": {"$exists": True}, filters.OWES_VALUE: {"$exists": True}}
     view = {f"task_state.worker_states.{name}": 1 for name in ("worker_id", "returns_owed_by")}
     found = yield tasks("find", matched, view, sort=[("owed_since", 1)], limit=BATCH, hint=OWED_INDEX)
     owing = {

@@ -13,6 +13,7 @@ import pytest
 
 from mtask import App, Context, Flow, Next
 from mtask.errors import FlowWaitTimeout, ResultLost, TaskRunning, WaitTimeout
+from mtask.model.options import TaskOptions
 from mtask.model.status import RunStatus, WorkerStatus
 from mtask.store import callbacks, workers
 from mtask.store.flows import settling
@@ -251,6 +252,62 @@ def test_value_of_a_round_before_a_rerun_is_stored_in_its_own_run(
             finally:
                 gate.open.set()
                 later.open.set()
+
+    asyncio.run(scenario())
+
+
+def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    async def scenario() -> None:
+        gate, committed = Gate(), asyncio.Event()
+        app, two = gated(gate), TaskOptions(concurrent_worker_cnt=2)
+
+        @app.task
+        async def seat(context: Context, adds: bool) -> Any:
+            if context.worker_id == "w2":
+                await committed.wait()
+                if adds:
+                    await context.add_child("child", "say_none")
+                return "of the other seat"
+            async with context.transaction():
+                pass
+            committed.set()
+            return await asyncio.to_thread(gate.pass_through)
+
+        async with (
+            working(mongo_uri, database_name, mongo, app) as bench,
+            working(mongo_uri, database_name, mongo, app, "w2"),
+        ):
+            try:
+                for key in ("f/first", "alone"):
+                    committed.clear()
+                    gate.open.clear()
+                    task_id = f"seat:{key}"
+                    if key == "alone":
+                        await bench.client.publish("seat", {"adds": False}, key=key, **two, retain_success_ms=3_600_000)
+                    else:
+                        flow = Flow("f")
+                        first = flow.add("first", "seat", {"adds": True}, **two)
+                        flow.add("second", "read", after=[first])
+                        await bench.client.publish_flow(flow)
+                    await bench.status(task_id, "SUCCESS")
+                    await bench.client._store.run(settling.settle_all([task_id]))
+                    with pytest.raises(WaitTimeout):
+                        await bench.client.wait("seat", key, timeout=0.1)
+                    assert "expire_time" not in bench.document(task_id)
+                    if key != "alone":
+                        assert bench.state("read:f/second")["status"] == "WAITING"
+                    gate.open.set()
+                    await bench.client.wait("seat", key)
+                    values = {run["returns"] for run in bench.state(task_id)["worker_states"]}
+                    assert values == {"the value", "of the other seat"}
+                    await until(lambda: "owed_since" not in bench.document(task_id))  # noqa: B023
+                results = await bench.client.result("read", "f/second")
+                assert set(results) == {"first", "child"}
+                assert "expire_time" in bench.document("seat:alone")
+            finally:
+                gate.open.set()
 
     asyncio.run(scenario())
 
