@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mtask.model.documents import runs_in
-from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import OWED_INDEX
 from mtask.store.statements import filters, returning
@@ -62,14 +61,13 @@ def lose_of(owed: Owed, incarnations: Iterable[str]) -> Operation[None]:
         yield tasks("update_many", matched, returning.lose_all(gone, WORKER_GONE), hint="_id_")
 
 
-def gone(owed: Owed) -> Operation[tuple[set[str], set[str]]]:
+def gone(owed: Owed, signs_of_life: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
     """Return the incarnations that have ended, and those that are silent: each of these may be alive.
 
-    After the database was away, all workers are silent until they have sent a heartbeat again.
+    After the database was away, all workers are silent until they have sent a heartbeat again. `signs_of_life` are
+    those of the workers in `owed`, from `workers.signs_of_life`.
     """
-    if not owed.workers:
-        return set(), set()
-    found = {row["_id"]: row for row in (yield from workers.signs_of_life(sorted({*owed.workers.values()})))}
+    found = {row["_id"]: row for row in signs_of_life}
     ended: set[str] = set()
     silent: set[str] = set()
     for incarnation, worker_id in owed.workers.items():

@@ -12,6 +12,7 @@ from datetime import timedelta
 from time import monotonic
 
 from mtask.errors import OperationFailed
+from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import deciding, finding, looking, retention, settling
 from mtask.store.tasks import returning
@@ -73,7 +74,9 @@ class FlowJanitor:
     async def _lose_values(self) -> None:
         """Say of the values that are still to be returned which are lost, because the workers are dead."""
         owed = await self._store.run(returning.owed())
-        ended, silent = await self._store.run(returning.gone(owed))
+        worker_ids = sorted({*owed.workers.values()})
+        signs = await self._store.run(workers.signs_of_life(worker_ids)) if worker_ids else []
+        ended, silent = returning.gone(owed, signs)
         dead = ended | self._silence.dead_among(silent, monotonic())
         if dead:
             await self._store.run(returning.lose_of(owed, dead))

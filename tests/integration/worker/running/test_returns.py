@@ -150,9 +150,9 @@ def test_dependents_callbacks_and_the_next_task_wait_for_the_value(
             ids = ["go_on_async:f/first", "go_on_as_read:1"]
             for task_id in ids:
                 await is_final(bench, task_id)
-            store = bench.client._store
-            await store.run(settling.settle_all(ids))
-            await store.run(callbacks.settle_all(ids))
+            client = bench.client
+            await client._run(settling.settle_all(ids))
+            await client._run(callbacks.settle_all(ids))
             assert bench.state("read:f/second")["status"] == "WAITING"
             assert bench.tasks.count_documents({"name": "mtask/callback"}) == 0
             assert bench.tasks.count_documents({"name": "read", "chain": {"$exists": True}}) == 0
@@ -262,6 +262,7 @@ def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task(
     async def scenario() -> None:
         gate, committed = Gate(), asyncio.Event()
         app, two = gated(gate), TaskOptions(concurrent_worker_cnt=2)
+        kept = TaskOptions(concurrent_worker_cnt=2, retain_success_ms=3_600_000)
 
         @app.task
         async def seat(context: Context, adds: bool) -> Any:
@@ -285,14 +286,14 @@ def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task(
                     gate.open.clear()
                     task_id = f"seat:{key}"
                     if key == "alone":
-                        await bench.client.publish("seat", {"adds": False}, key=key, **two, retain_success_ms=3_600_000)
+                        await bench.client.publish("seat", {"adds": False}, key=key, **kept)
                     else:
                         flow = Flow("f")
                         first = flow.add("first", "seat", {"adds": True}, **two)
                         flow.add("second", "read", after=[first])
                         await bench.client.publish_flow(flow)
                     await bench.status(task_id, "SUCCESS")
-                    await bench.client._store.run(settling.settle_all([task_id]))
+                    await bench.client._run(settling.settle_all([task_id]))
                     with pytest.raises(WaitTimeout):
                         await bench.client.wait("seat", key, timeout=0.1)
                     assert "expire_time" not in bench.document(task_id)
@@ -314,12 +315,12 @@ def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task(
 
 async def commit_elsewhere(bench: Bench, worker: workers.Registration, task_id: str) -> str:
     """Let another worker commit the SUCCESS of a task; return the run_id. Its handler is still to return."""
-    store = bench.client._store
-    await store.run(workers.register(worker))
-    await store.run(claims.claim([task_id], worker.worker_id, worker.incarnation))
+    client = bench.client
+    await client._run(workers.register(worker))
+    await client._run(claims.claim([task_id], worker.worker_id, worker.incarnation))
     run_id = f"{worker.incarnation}-0"
     outcome = Outcome(task_id, run_id, RunStatus.SUCCESS, returns_owed_by=worker.incarnation)
-    assert await store.run(claims.finish_in_transaction(outcome))
+    assert await client._run(claims.finish_in_transaction(outcome))
     return run_id
 
 
@@ -353,13 +354,13 @@ def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not
                 await bench.client.result("elsewhere", "dead")
             await bench.status("read:dead/second", "FAIL")
             await until(lambda: bench.tasks.count_documents({"name": "mtask/callback"}) == 1)
-            store = bench.client._store
-            assert not await store.run(returning.store("elsewhere:dead/first", runs["dead"], "too late"))
+            client = bench.client
+            assert not await client._run(returning.store("elsewhere:dead/first", runs["dead"], "too late"))
             for task_id in ("elsewhere:live", "elsewhere:live/first"):
                 assert run_in(bench, task_id)["returns_owed_by"] == "incarnation-live"
             assert bench.state("read:live/second")["status"] == "WAITING"
             last = workers.Heartbeat(WorkerStatus.STOPPED, 0, 0, [])
-            await store.run(workers.heartbeat(registered("live", timedelta(hours=1)), last))
+            await client._run(workers.heartbeat(registered("live", timedelta(hours=1)), last))
             with pytest.raises(ResultLost, match="died or stopped"):
                 await bench.client.result("elsewhere", "live")
 
