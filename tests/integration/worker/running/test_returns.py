@@ -270,6 +270,10 @@ def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task(
                 await committed.wait()
                 if adds:
                     await context.add_child("child", "say_none")
+                    marked = mongo[database_name]["tasks"].find_one(
+                        {"_id": context.task.id, "owed_since": {"$ne": None}}
+                    )
+                    assert marked is not None, "the child took the mark of the value along"
                 return "of the other seat"
             async with context.transaction():
                 pass
