@@ -24,6 +24,7 @@ MtaskError
 │   ├── NotInFlow                a task of no flow cannot have children
 │   ├── StepExists               another task has the `_id` of a child
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
+│   ├── ResultLost               the task is SUCCESS, but the value that its handler returned is not stored
 │   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
 │   │   └── TaskCanceled         the task was canceled
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
@@ -384,6 +385,18 @@ class TaskCanceled(TaskFailed):
 
     def __init__(self, task_id: str, reason: str | None = None) -> None:
         super().__init__(task_id, reason, status="CANCELED")
+
+
+class ResultLost(TaskError):
+    """The task ended as SUCCESS, but what its handler returned after `context.transaction()` is not stored."""
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} ended as SUCCESS, and its writes are committed, but its result is lost: "
+            f"{reason.rstrip('.')}. To commit the result with them: context.set_result in the block.",
+        )
+        self.reason = reason
 
 
 class WaitTimeout(TaskError, TimeoutError):

@@ -310,8 +310,9 @@ class Context:
         Use the transaction once, as the handler's last step. Enter it with
         `async with context.transaction() as session`. In the block, write through `session.client[...]` and pass
         `session=session`. The block must end within the lease (worker_timeout_ms), because the worker sends no pings
-        during the block. After the block, the handler can still return a value, which is added to the run. To commit
-        the value with the SUCCESS, or to go on as another task, call `context.set_result` in the block.
+        during the block. After the block, the handler can still return a value, which is added to the run: readers
+        wait for it, but it is lost if the worker dies before. To commit the value with the SUCCESS, or to go on as
+        another task, call `context.set_result` in the block.
 
         Raises LeaseLost.
         """

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 from mtask.app.next import flow_part, owed
 from mtask.client.asking.publication import TaskRef, TaskSpec
 from mtask.client.asking.within import copied
-from mtask.errors import InvalidFlow, MtaskError, NotInFlow, shown
+from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
 from mtask.model.documents import MAX_DEPTH, StoredTask
 from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import TaskOptions
@@ -215,6 +215,9 @@ class _Reading:
             rows = yield from children.result_of_run(chain.before, chain.run_id)
         else:
             rows = yield from children.results(now)
+        for row in rows:
+            if row.get("lost") is not None:
+                raise ResultLost(row["_id"], str(row["lost"]))
         yield from unsealing.open_rows(rows, "returns")
         if chain is not None:
             return [(row["_id"].partition(":")[0], row.get("returns")) for row in rows]
@@ -225,6 +228,7 @@ class Results:
     """The results for which a task has waited: pairs of a step and the value that its handler returned.
 
     These are the results of the task's dependencies, and of their children. Tasks that did not succeed are left out.
+    A result that is lost raises ResultLost.
     For a task as which another one went on, it is the result of that task, under its name instead of a step.
 
     The results are read page by page: `async for step, value in context.results()`, or `for` in a sync handler. All of

@@ -471,6 +471,9 @@ class Client(SyncConnection):
     def wait(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Task:
         """Wait until a task is SUCCESS, FAIL or CANCELED; return the task. `timeout`: a timedelta or seconds.
 
+        If a handler goes on after `context.transaction()`, the task is SUCCESS before the handler has returned its
+        value. Then wait for that value, too, or until it is known to be lost (`returns_lost` of the task says why).
+
         Raises WaitTimeout after `timeout`. Raises TaskNotFound if the task does not exist, or if it is removed or
         expires during the wait. The wait does not go on with a later task of the same key.
         """
@@ -480,7 +483,7 @@ class Client(SyncConnection):
         try:
             while True:
                 found = waiting.same(self._run(requests.get(waiting.task_id)))
-                if found.status.is_final:
+                if found.is_complete:
                     return found
                 elapsed = time.monotonic() - began
                 pause = waiting.next_pause(elapsed)
@@ -506,7 +509,8 @@ class Client(SyncConnection):
     def result(self, task: TaskRef, key: str, *, timeout: timedelta | float | None = None) -> Any:
         """Wait until a task has ended; return what its handler returned. `timeout`: a timedelta or seconds.
 
-        Raises TaskFailed with the reason, TaskCanceled, WaitTimeout or TaskNotFound.
+        Raises TaskFailed with the reason, TaskCanceled, WaitTimeout or TaskNotFound. Raises ResultLost if the worker
+        died after `context.transaction()` had committed, before the handler's value was stored.
         """
         return requests.result_of(self.wait(task, key, timeout=timeout))
 

@@ -97,6 +97,11 @@ class Run(BaseModel):
     #: Whether the run met a conflict with another transaction, and so goes back without being counted.
     conflict: StrictBool = False
     returns: SealedAny = None
+    #: Of a run whose transaction has committed its SUCCESS, and whose handler is still to return its value: the
+    #: incarnation of the worker in which the handler goes on.
+    returns_owed_by: Text | None = None
+    #: Why the value of a run that is SUCCESS is not stored. Only a value that comes after the commit can be lost.
+    returns_lost: Text | None = None
     progress: Progress | None = None
     #: The session of the run's latest transaction. The worker that rescues the task ends that session.
     session_id: Text | None = None
@@ -340,7 +345,22 @@ class Task(BaseModel):
     @property
     def returns(self) -> Any:
         """The value that the last successful run of this round returned, or None."""
-        return next((r.returns for r in reversed(self.runs) if r.status is RunStatus.SUCCESS and not r.past), None)
+        return None if (run := self._successful) is None else run.returns
+
+    @property
+    def returns_lost(self) -> str | None:
+        """Why the value that the last successful run of this round returned is not stored. None: it is, or will be."""
+        return None if (run := self._successful) is None else run.returns_lost
+
+    @property
+    def _successful(self) -> Run | None:
+        return next((run for run in reversed(self.runs) if run.status is RunStatus.SUCCESS and not run.past), None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the status is final, and no handler of a SUCCESS is still to return its value."""
+        is_owed = any(run.returns_owed_by is not None and not run.past for run in self.runs)
+        return self.status.is_final and not (self.status is TaskStatus.SUCCESS and is_owed)
 
 
 class StoredTask(Task):

@@ -61,7 +61,7 @@ def owed_for(age: timedelta, limit: int) -> Operation[list[str]]:
     """Return tasks with ends that have not been told for this time."""
     before = {"$subtract": [x.NOW, age // timedelta(milliseconds=1)]}
     oldest = {"$min": f"${statements.OWED_FIELD}.time"}
-    matched = {**statements.owed(), "$expr": {"$lte": [oldest, before]}}
+    matched = {**statements.tellable(), "$expr": {"$lte": [oldest, before]}}
     found = yield tasks("find", matched, {"_id": 1}, limit=limit, hint=CALLBACKS_INDEX)
     return [str(document["_id"]) for document in found]
 
@@ -84,7 +84,7 @@ def is_any() -> Operation[bool]:
 
 def find(besides: Sequence[Any] = ()) -> Operation[list[Document]]:
     """Return tasks with ends that are still to be told, the oldest first, at most `BATCH`."""
-    matched = {**statements.owed(), "_id": {"$nin": list(besides)}} if besides else statements.owed()
+    matched = {**statements.tellable(), **({"_id": {"$nin": list(besides)}} if besides else {})}
     order = [("callback_owed.time", 1)]
     found: list[Document] = yield tasks(
         "find", matched, dict(statements.VIEW), sort=order, limit=BATCH, hint=CALLBACKS_INDEX

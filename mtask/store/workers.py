@@ -245,6 +245,14 @@ def every() -> Operation[list[Document]]:
     return found
 
 
+def signs_of_life(worker_ids: Sequence[str]) -> Operation[list[Document]]:
+    """Return the incarnation of each of these workers, and whether it is live or has stopped."""
+    is_live = {"$gt": ["$heartbeat_expire_time", x.NOW]}
+    view = {"incarnation": 1, "is_stopped": {"$eq": ["$status", _STOPPED]}, "is_live": is_live}
+    found: list[Document] = yield workers("find", {"_id": {"$in": list(worker_ids)}}, view)
+    return found
+
+
 def control(worker_id: str, change: Mapping[str, Any]) -> Operation[Document]:
     """Give an order to a live worker; return its document. Raises WorkerNotFound."""
     document: Document | None = yield workers(

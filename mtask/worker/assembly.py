@@ -167,7 +167,9 @@ class Assembly:
         teller = Settler(scope.store, callbacks.settle_all)
         finisher = Finisher(scope, pinger, limits, settler, teller, around.finish)
         successes = Successes(self.app.handlers)
-        transactions = RunTransactions(self.connections.handlers, pinger, successes)
+        transactions = RunTransactions(
+            self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
+        )
         operations = RunOperations(self.connections.handlers, self.app.handlers)
         keeper = self._keeper()
         executors = self._executors(pinger, keeper)
@@ -274,7 +276,13 @@ class Assembly:
         logs = self.options.logs
         given = self.options
         origin = Origin(
-            given.uri, given.database, self.scope.worker_id, logs.log_format, logs.keep, encryption=given.encryption
+            given.uri,
+            given.database,
+            self.scope.worker_id,
+            self.registrar.registration.incarnation,
+            logs.log_format,
+            logs.keep,
+            encryption=given.encryption,
         )
         return Executors(options, origin, pinger, self.connections.store, keeper)
 

@@ -270,6 +270,28 @@ async def deposit_late(context: Context, database: str, gate: str) -> str:
     return context.worker_id
 
 
+@app.task
+async def deposit_and_die_after(context: Context, database: str) -> str:
+    """Write an effect in the task's own transaction; die between the commit and the return."""
+    with noted(context):
+        async with context.transaction() as session:
+            effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+            await session.client[database]["effects"].insert_one(effect, session=session)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return context.worker_id
+
+
+@app.task
+def deposit_and_die_after_plain(context: Context, database: str) -> str:
+    """Do as `deposit_and_die_after`, in a thread."""
+    with noted(context):
+        with context.transaction() as session:
+            effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
+            session.client[database]["effects"].insert_one(effect, session=session)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return context.worker_id
+
+
 class _LastMoment(CommandListener):
     """Kills this process when the doomed transaction is about to send its commit: its SUCCESS is written by then."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mtask.errors import ResultLost, WaitTimeout
 from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, Document, eventually, fail_command
@@ -258,12 +259,35 @@ def test_value_returned_after_the_transaction_is_stored(stage: Stage, handler: s
     start(stage, "A")
     task = stage.client.publish(handler, params(stage), key="t")
 
-    document = stage.wait_returns(task.task_id)
+    assert stage.client.result(handler, "t", timeout=PATIENCE) == "A"
 
+    document = stage.document(task.task_id)
     (run,) = runs_of(document)
     assert (run["status"], run["returns"]) == ("SUCCESS", "A")
     assert document["task_state"]["status"] == "SUCCESS"
     assert len(effects(stage)) == 1
+
+
+@pytest.mark.parametrize("handler", ["deposit_and_die_after", "deposit_and_die_after_plain"])
+def test_value_of_a_worker_killed_between_its_commit_and_its_return_is_told_to_be_lost(
+    stage: Stage, handler: str
+) -> None:
+    prepared(stage)
+    killed = start(stage, "A")
+    task = stage.client.publish(handler, params(stage), key="t")
+    assert killed.wait() == -9
+    (run,) = runs_of(stage.wait_status(task.task_id, "SUCCESS"))
+    assert run["returns_owed_by"]
+    with pytest.raises(WaitTimeout):
+        stage.client.result(handler, "t", timeout=0.2)
+    start(stage, "A")  # so everybody knows that the former one is dead
+
+    with pytest.raises(ResultLost, match="died or stopped"):
+        stage.client.result(handler, "t", timeout=PATIENCE)
+
+    (lost,) = runs_of(stage.document(task.task_id))
+    assert (lost["run_id"], lost["status"], lost["returns"]) == (run["run_id"], "SUCCESS", None)
+    assert [effect["run_id"] for effect in effects(stage)] == [run["run_id"]], "its effect stays, once"
 
 
 def test_lease_lost_before_the_transaction_begins_writes_nothing(stage: Stage) -> None:

@@ -24,21 +24,30 @@ CHILD_MUTATIONS = (
     Mutation(
         "child-of-a-canceled-task",
         "A run whose task is to be canceled still adds children.",
-        (Edit(_OWING, '"task_state.cancel_requested": False, "owed_since": None}', '"owed_since": None}'),),
+        (Edit(_OWING, '"task_state.cancel_requested": False, "$or": is_free}', '"$or": is_free}'),),
         (f"{_STEPWISE}::test_a_run_that_is_to_be_canceled_adds_none",),
     ),
     Mutation(
         "child-forgets-the-mark-of-its-parent",
         "Children are added while the parent's last change is unsettled, and the mark of that change is lost.",
-        (Edit(_OWING, '"task_state.cancel_requested": False, "owed_since": None}',
+        (Edit(_OWING, '"task_state.cancel_requested": False, "$or": is_free}',
               '"task_state.cancel_requested": False}'),),
         (f"{_STEPWISE}::test_a_change_that_is_still_to_be_settled_is_settled_first",),
     ),
     Mutation(
         "children-take-out-the-mark-of-others",
         "What is still owed loses its mark when other children are taken out.",
-        (Edit(_OWING, '{"$and": [{"$not": [OWED_TASKS]}, {"$eq": [x.OWED_SINCE, mark]}]}', "True"),),
+        (Edit(_OWING,
+              '{"$and": [{"$not": [OWED_TASKS]}, {"$eq": [x.OWED_SINCE, mark]}, {"$eq": [x.OWED_VALUES, []]}]}',
+              "True"),),
         (f"{_STEPWISE}::test_children_added_at_once_lose_no_mark",),
+    ),
+    Mutation(
+        "children-take-out-the-mark-of-a-value",
+        "A task that owes its value loses its mark when its children are taken out, and nobody finds it.",
+        (Edit(_OWING, ', {"$eq": [x.OWED_VALUES, []]}]}', "]}"),),
+        ("tests/integration/worker/running/test_returns.py"
+         "::test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task",),
     ),
     Mutation(
         "parent-without-has-children",

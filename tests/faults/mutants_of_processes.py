@@ -9,6 +9,7 @@ _PULSE = "mtask/worker/upkeep/pulse.py"
 _SIGNALS = "tests/acceptance/test_36_signals.py"
 _LOGS = "tests/acceptance/test_37_broken_logs.py"
 _TRANSACTIONS = "tests/integration/worker/running/test_transactions.py"
+_RETURNS = "tests/integration/worker/running/test_returns.py"
 _FORKED = f"{_SIGNALS}::test_process_that_a_handler_forks_has_default_signals_from_its_first_instant[in_a_thread]"
 _GONE_WRONG = "tests/acceptance/test_12_handlers_and_documents_gone_wrong.py"
 
@@ -59,8 +60,47 @@ PROCESS_MUTATIONS = (
     Mutation(
         "aborted-transaction-succeeds",
         "A handler that aborts its transaction is SUCCESS without its writes.",
-        (Edit("mtask/worker/running/transactions.py", "if not session.in_transaction:", "if False:"),),
+        (Edit("mtask/worker/running/transactions.py", "if not session.in_transaction or", "if"),),
         (f"{_TRANSACTIONS}::test_handler_that_ends_its_transaction_itself_fails[abort_transaction-plain]",),
+    ),
+    Mutation(
+        "another-transaction-succeeds",
+        "A handler that begins another transaction on its session is SUCCESS without the writes of the first.",
+        (Edit("mtask/worker/running/transactions.py",
+              "if not session.in_transaction or transactions.number_of(session) != self._numbers[run.run_id]:",
+              "if not session.in_transaction:"),),
+        (f"{_TRANSACTIONS}::test_handler_that_begins_another_transaction_on_its_session_fails[abort_transaction-plain]",),
+    ),
+    Mutation(
+        "readers-take-a-missing-value-for-null",
+        "Who waits for a task gets None for a value that its handler is still to return.",
+        (Edit("mtask/model/documents.py", "is_owed = any(", "is_owed = False and any("),),
+        (f"{_RETURNS}::test_readers_wait_for_a_value_that_comes_after_the_commit[plain]",),
+    ),
+    Mutation(
+        "dependents-start-without-the-value",
+        "A step starts before the handler of its dependency has returned the value.",
+        (Edit("mtask/store/flows/settling.py", 'if not row.get("owed_by")]', "if True]"),
+         Edit("mtask/store/statements/flows.py", '{"$ifNull": [x.OWED_VALUES, []]}', "[]")),
+        (f"{_RETURNS}::test_dependents_callbacks_and_the_next_task_wait_for_the_value",),
+    ),
+    Mutation(
+        "callbacks-tell-of-a-result-that-is-not-there",
+        "A receiver is told of an end before the result can be read.",
+        (Edit("mtask/store/statements/callbacks.py", ', OWES_VALUE: {"$exists": False}}', "}"),),
+        (f"{_RETURNS}::test_dependents_callbacks_and_the_next_task_wait_for_the_value",),
+    ),
+    Mutation(
+        "value-of-a-live-worker-is-told-to-be-lost",
+        "A value is told to be lost although its handler goes on.",
+        (Edit("mtask/store/tasks/returning.py", 'elif not row["is_live"]:', "else:"),),
+        (f"{_RETURNS}::test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not",),
+    ),
+    Mutation(
+        "outage-makes-values-lost",
+        "After the database was away, the workers that have not beaten yet count as dead.",
+        (Edit("mtask/worker/discovery/janitors/silence.py", "if now - self._looked_at > SILENCE", "if False"),),
+        ("tests/unit/worker/discovery/janitors/test_silence.py::test_time_in_which_nobody_could_look_does_not_count",),
     ),
     Mutation(
         "long-failures-are-logged-whole",

@@ -17,7 +17,7 @@ from mtask.store.driver.dates import with_zones
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, finding, publishing, queries, transactions
+from mtask.store.tasks import claims, finding, publishing, queries, returning, transactions
 from mtask.store.tasks.publishing import NewTask, Policy, Published
 from tests.parity import machine_model as model
 from tests.parity.cases import WORKERS, Document, parsed
@@ -220,7 +220,7 @@ class World:
         act = Act("finish", run_ids=frozenset([run_id]))
         self.step(act, operation, {task_id: prediction}, in_transaction=True)
         act = Act("set_returns", run_ids=frozenset([run_id]))
-        added = claims.set_returns(task_id, run_id, returns)
+        added = returning.store(task_id, run_id, returns)
         self.step(act, added, {task_id: model.with_returns(run_id, returns)})
 
     def ping(self, picks: list[int], lost: list[int], lease_ms: int) -> None:

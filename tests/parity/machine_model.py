@@ -172,10 +172,10 @@ def with_returns(run_id: str, returns: Any) -> Prediction:
     def prediction(before: Document | None, now: datetime) -> Document | None:
         if before is None:
             return None
-        runs = [
-            run | {"returns": returns} if run["run_id"] == run_id and run["status"] == "SUCCESS" else run
-            for run in before["task_state"]["worker_states"]
-        ]
-        return before | {"task_state": before["task_state"] | {"worker_states": runs}}
+        runs = before["task_state"]["worker_states"]
+        if not any(run["run_id"] == run_id and run["status"] == "SUCCESS" for run in runs):
+            return before
+        added = [run | {"returns": returns} if run["run_id"] == run_id else run for run in runs]
+        return before | {"task_state": before["task_state"] | {"worker_states": added}, "quiet_time": now}
 
     return prediction

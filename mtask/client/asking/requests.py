@@ -36,6 +36,7 @@ from mtask.errors import (
     NotStorable,
     OperationFailed,
     PreconditionFailed,
+    ResultLost,
     TaskCanceled,
     TaskError,
     TaskFailed,
@@ -84,6 +85,8 @@ After: TypeAlias = TaskPointer | None
 #: Times of a wait, in seconds. _LASTS: the time after which the wait follows the task's events. _EVENT_WAIT: the length
 #: of one request for events. _READ_EVERY: the interval at which the task is read while its events are followed.
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
+#: The first and the longest pause between two reads of a task that is waited for, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 
 def publish(
@@ -256,8 +259,10 @@ def _begin(after: After, tenant: str | None) -> Operation[tuple[datetime, str] |
 
 
 def result_of(task: Task) -> Any:
-    """Return what the handler of a finished task returned; raise TaskFailed or TaskCanceled."""
+    """Return what the handler of a finished task returned; raise ResultLost, TaskFailed or TaskCanceled."""
     if task.status is TaskStatus.SUCCESS:
+        if task.returns_lost is not None:
+            raise ResultLost(task.id, task.returns_lost)
         return task.returns
     if task.status is TaskStatus.CANCELED:
         raise TaskCanceled(task.id, task.fail_reason)
@@ -412,26 +417,42 @@ class WaitPolicy:
 
     task_id: str
     timeout: timedelta | None
-    pause: float = 0.01
+    pause: float = _FIRST_PAUSE
     can_follow: bool = True
     #: The creation time of the awaited task. It distinguishes this task from a later one with the same key.
     create_time: datetime | None = None
     is_removed: bool = False
+    #: Whether the task had ended when it was last read, and its handler was still to return its value. No event tells
+    #: of that value, and mostly it comes at once.
+    is_value_owed: bool = False
 
     def same(self, found: Task) -> Task:
         """Return the task that was read. Raise TaskNotFound if the awaited task was removed or replaced."""
         first, self.create_time = self.create_time, found.task_state.create_time
         if self.is_removed or first not in (None, self.create_time):
             raise TaskNotFound(self.task_id)
+        is_owed = found.status.is_final and not found.is_complete
+        if is_owed and not self.is_value_owed:
+            self.hurry()
+        self.is_value_owed = is_owed
         return found
+
+    def hurry(self) -> None:
+        """Let the next pauses be as short as the first ones."""
+        self.pause = _FIRST_PAUSE
 
     def note(self, event: TaskEvent | None) -> None:
         """If the event is the removal of the task, set `is_removed`."""
         self.is_removed |= event is not None and event.kind is events.EventKind.REMOVED
 
+    @property
+    def is_hurrying(self) -> bool:
+        """Whether the pauses are still shorter than the longest one."""
+        return self.pause < _LONGEST_PAUSE
+
     def next_pause(self, elapsed: float) -> float | None:
         """Return the seconds to wait before the next read, or None when time is up."""
-        pause, self.pause = self.pause, min(self.pause * 1.5, 0.5)
+        pause, self.pause = self.pause, min(self.pause * 1.5, _LONGEST_PAUSE)
         if self.timeout is None:
             return pause
         left = self.timeout.total_seconds() - elapsed
@@ -439,7 +460,7 @@ class WaitPolicy:
 
     def patience(self, elapsed: float) -> float | None:
         """Return the seconds to wait for an event before the next read. None: do not wait for an event."""
-        if not self.can_follow or elapsed < _LASTS:
+        if self.is_value_owed or not self.can_follow or elapsed < _LASTS:
             return None
         left = inf if self.timeout is None else self.timeout.total_seconds() - elapsed
         return None if left < 2 * _EVENT_WAIT else min(left - _EVENT_WAIT, _READ_EVERY)

@@ -20,6 +20,8 @@ from mtask.store.tasks import queries
 
 #: The number of further tasks that are read when an event has told that one has ended.
 _MORE = 200
+#: The interval at which a task is read whose handler goes on for long after its SUCCESS, in seconds.
+_VALUE_EVERY = 1.0
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class WaitForMany:
     told: set[str] = field(default_factory=set)
     statuses: dict[str, str] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
+    #: The tasks that have ended, and whose handlers are still to return their values. No event tells of these.
+    owing: set[str] = field(default_factory=set)
 
     def read_all(self) -> None:
         """Let the next read be of all pending tasks."""
@@ -43,12 +47,27 @@ class WaitForMany:
 
     def note(self, event: TaskEvent | None) -> None:
         """Let the next read be of the task that the event ended. Without an event, let it be of all tasks."""
-        if event is None:
+        if event is None and self.owing:
+            self.read_owing()
+        elif event is None:
             self.read_all()
         elif event.task_id in self.pending and (event.is_end or event.kind is EventKind.REMOVED):
             self.told.add(event.task_id)
             if event.kind is EventKind.REMOVED:
                 self.removed.add(event.task_id)
+
+    def is_value_near(self) -> bool:
+        """Whether a task has just ended, and its handler is still to return its value. Mostly that comes at once."""
+        return bool(self.owing) and self.timing.is_hurrying
+
+    def read_owing(self) -> None:
+        """Let the next read be of the tasks whose handlers are still to return their values."""
+        self.told |= self.owing
+
+    def patience(self, elapsed: float) -> float | None:
+        """Return the seconds to wait for an event before the next read. None: do not wait for an event."""
+        patience = self.timing.patience(elapsed)
+        return min(patience, _VALUE_EVERY) if self.owing and patience is not None else patience
 
     def next_to_read(self) -> list[str]:
         """Return the tasks to read next. Tasks often end together, so some are read before their events come."""
@@ -95,9 +114,15 @@ def ended(waiting: WaitForMany) -> Operation[list[Task]]:
         yield from _look_at(waiting, asked)
         asked = [task_id for task_id in asked if waiting.statuses[task_id] in FINAL]
     tasks: list[Task] = []
+    owing, waiting.owing = waiting.owing, waiting.owing.difference(asked)
     for document in (yield from queries.get_ended(asked)):
         task = views.task_of(document)
         _check_same(waiting, task.id, task.task_state.create_time)
+        if not task.is_complete:
+            waiting.owing.add(task.id)
+            if task.id not in owing:
+                waiting.timing.hurry()
+            continue
         tasks.append(task)
         del waiting.pending[task.id]
     gone = [task_id for task_id in asked if task_id in waiting.removed]

@@ -71,7 +71,11 @@ class AsyncCompleted:
         pause = waiting.timing.next_pause(elapsed)
         if pause is None:
             raise waiting.give_up()
-        patience = waiting.timing.patience(elapsed)
+        if waiting.is_value_near():
+            await self._client._sleep(pause)
+            waiting.read_owing()
+            return
+        patience = waiting.patience(elapsed)
         if patience is None:
             await self._client._sleep(pause)
             waiting.read_all()

@@ -54,6 +54,8 @@ class Handler:
     next: NextNames | None = None
     #: Where the handler runs. None: the worker's options decide.
     isolation: IsolationKind | None = None
+    #: Whether the function says that it returns None.
+    returns_nothing: bool = False
 
     def next_name(self, flow_key: str | None) -> str | None:
         """Return the name of the task as which a task goes on; None: it does not. `flow_key`: the key of its flow."""
@@ -163,6 +165,7 @@ def make_handler(
         lookup=looked_up,
         next=_checked_next(shown, next_names),
         isolation=isolation,
+        returns_nothing=hints.get("return", Any) is type(None),
     )
 
 

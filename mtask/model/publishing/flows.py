@@ -32,12 +32,12 @@ class Awaited:
     task_id: str
     #: None: the task was removed. A removed dependency counts as CANCELED.
     status: TaskStatus | None
-    #: Whether tasks that this task has added to the flow are still to be published.
+    #: Whether tasks that this task has added to the flow are still to be published, or its value is still to come.
     owes_tasks: bool = False
 
 
 def is_open(awaited: Awaited) -> bool:
-    """Whether the task has not ended: its status is not final, or tasks that it has added are still unpublished."""
+    """Whether the task has not ended: its status is not final, or it owes tasks or its value."""
     return awaited.status is not None and (not awaited.status.is_final or awaited.owes_tasks)
 
 

@@ -45,8 +45,7 @@ def with_ended_holder(limit: int) -> Operation[list[Document]]:
 
 def _with_ended_holder(among: filters.Filter, limit: int) -> Operation[list[Document]]:
     held = {**among, "flow.held_by": {"$exists": True}, **_WAITING, **_UNMARKED}
-    owes = {"$gt": [{"$size": {"$ifNull": ["$owed_tasks", []]}}, 0]}
-    is_open = {"$or": [{"$not": [x.is_final()]}, owes]}
+    is_open = {"$or": [{"$not": [x.is_final()]}, flows.owes()]}
     will_tell = {"$and": [is_open, {"$ne": ["$flow.unwatched", True]}]}
     holder = {"open": will_tell, "owed": {"$gt": ["$owed_since", None]}, "status": f"${flows.STATUS}"}
     join = {"from": TASKS, "localField": "held_by", "foreignField": "_id", "as": "it"}

@@ -22,6 +22,7 @@ from mtask.store.flows.changing import change
 from mtask.store.flows.deciding import ROUNDS, decide
 from mtask.store.flows.looking import BATCH, newest, part_of, status_of, text_of
 from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX
+from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
 
@@ -34,6 +35,7 @@ _VIEW = {
     "flow.key": 1,
     "flow.held_by": 1,
     "flow.fail_fast": 1,
+    "owed_by": x.OWED_VALUES,
 }
 
 
@@ -53,6 +55,8 @@ def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
     further: list[str] = []
     for _ in range(ROUNDS):
         rows = yield from _read({"_id": {"$in": list(task_ids)}, "owed_since": {"$exists": True}})
+        # A task whose value is still to come has not ended for others. Whoever stores the value settles the task.
+        rows = [row for row in rows if not row.get("owed_by")]
         if not rows:
             break
         owing_rows = [row for row in rows if row.get("owed_tasks")]
@@ -205,7 +209,7 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
     for round_cnt in range(ROUNDS):
         if round_cnt:
             rows = yield from _read({"_id": {"$in": [row["_id"] for row in rows]}})
-        ended = [row["_id"] for row in rows if status_of(row) in FINAL and not row.get("owed_tasks")]
+        ended = [row["_id"] for row in rows if status_of(row) in FINAL and not _owes(row)]
         recovered = [row["_id"] for row in rows if status_of(row) not in FAILED]
         if not (ended or recovered):
             return _Told(further, is_complete=True)
@@ -221,6 +225,10 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
         further += decided.further
         further += yield from _reopen([row for row in found if status_of(row) in FAILED])
     return _Told(further, is_complete=False)
+
+
+def _owes(row: Document) -> bool:
+    return bool(row.get("owed_tasks") or row.get("owed_by"))
 
 
 def _cross_off(rows: Sequence[Document], crossed_off: Pipeline | Mapping[str, Any]) -> Operation[bool]:

@@ -13,7 +13,7 @@ from typing import Any
 from mtask.model.callbacks.callback import MAX_OWED
 from mtask.model.status import TaskStatus
 from mtask.store.statements import expressions as x
-from mtask.store.statements.filters import Filter, by_ids
+from mtask.store.statements.filters import OWES_VALUE, Filter, by_ids
 
 #: As a condition, it is false for a task without a callback.
 CALLBACK = "$callback"
@@ -94,9 +94,17 @@ def owed() -> Filter:
     return {OWED_FIELD: {"$exists": True}}
 
 
+def tellable() -> Filter:
+    """Match the tasks with ends that can be told now.
+
+    A receiver that is told of an end reads the result. So the end of a task that owes its value is told later.
+    """
+    return {**owed(), OWES_VALUE: {"$exists": False}}
+
+
 def owed_of(task_ids: Sequence[str]) -> Filter:
-    """Match those of these tasks with ends that are still to be told."""
-    return {**by_ids(task_ids), **owed()}
+    """Match those of these tasks with ends that can be told now."""
+    return {**by_ids(task_ids), **tellable()}
 
 
 #: What is read of a task that owes callbacks, and the server's time.

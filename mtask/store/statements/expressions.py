@@ -21,6 +21,8 @@ STATUS = f"{STATE}.status"
 #: The task's part in its flow. As a condition, it is false for a task of no flow.
 FLOW = "$flow"
 OWED_SINCE = "$owed_since"
+#: The incarnations of the workers whose handlers are still to return values of the task. Of most tasks, it is [].
+OWED_VALUES = f"{RUNS}.returns_owed_by"
 #: The next round of a task that gathers. As a condition, it is false for a task without one.
 AGAIN = "$again"
 #: The characters before and after each id in a text that holds several. A key may hold them, too, but hardly does.

@@ -21,6 +21,8 @@ Shares = Sequence[tuple[Sequence[str], str]]
 
 NEXT = "task_state.next_preempt_time"
 RUNS = "task_state.worker_states"
+#: The field that only a task has whose handler is still to return its value, after its transaction has committed.
+OWES_VALUE = f"{RUNS}.returns_owed_by"
 
 #: Whether both arrays are present. If one is missing, the expressions of the rules fail, and the whole query fails.
 _HAS_ARRAYS = {"$and": [{"$isArray": [x.RUNS]}, {"$isArray": [f"{x.OPTION}.specific_worker_ids"]}]}

@@ -11,9 +11,11 @@ from mtask.model.status import FAILED, FINAL, OPEN, TaskStatus
 from mtask.store.statements import callbacks, requests
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
-from mtask.store.statements.filters import Filter, by_ids, in_time
+from mtask.store.statements.filters import OWES_VALUE, Filter, by_ids, in_time
 
 STATUS = "task_state.status"
+#: The tasks that owe tasks, and those that owe a value.
+_OWING: list[Filter] = [{"owed_tasks.0": {"$exists": True}}, {OWES_VALUE: {"$exists": True}}]
 _WAITING = TaskStatus.WAITING.value
 #: The time for which a read may decide on a release, at the first try.
 _FRESH = timedelta(seconds=5)
@@ -25,8 +27,16 @@ STEP_VIEW = {"flow.after": 1, "flow.on_failed": 1, "flow.held_by": 1, "owed_sinc
 
 def awaited_view() -> x.Expression:
     """Return what the deciding reads return of a task for which steps wait."""
-    owes = {"$gt": [{"$size": {"$ifNull": ["$owed_tasks", []]}}, 0]}
-    return {STATUS: 1, "owes": owes, "flow.has_children": 1, "flow.ancestors": 1, "flow.unwatched": 1}
+    return {STATUS: 1, "owes": owes(), "flow.has_children": 1, "flow.ancestors": 1, "flow.unwatched": 1}
+
+
+def owes() -> x.Expression:
+    """Whether a task owes tasks, or its value: its handler goes on after its transaction has committed.
+
+    A malformed document may hold anything there.
+    """
+    tasks = {"$cond": [{"$isArray": ["$owed_tasks"]}, "$owed_tasks", []]}
+    return {"$or": [{"$ne": [tasks, []]}, {"$ne": [{"$ifNull": [x.OWED_VALUES, []]}, []]}]}
 
 
 def waiting_now(task_ids: Sequence[str]) -> Filter:
@@ -40,9 +50,8 @@ def descendants(parents: Sequence[str]) -> Filter:
 
 
 def owing_descendants(parents: Sequence[str]) -> Filter:
-    """Match the descendants of these tasks that ended as SUCCESS, but owe the flow tasks."""
-    owes = {"owed_tasks.0": {"$exists": True}}
-    return {"flow.ancestors": {"$in": list(parents)}, STATUS: TaskStatus.SUCCESS.value, **owes}
+    """Match the descendants of these tasks that ended as SUCCESS, but owe the flow tasks, or their values."""
+    return {"flow.ancestors": {"$in": list(parents)}, STATUS: TaskStatus.SUCCESS.value, "$or": _OWING}
 
 
 def waiting(holders: Mapping[str, str | None]) -> Filter:
@@ -159,8 +168,12 @@ def owed_as_read(marks: Mapping[str, datetime], statuses: Mapping[str, str]) -> 
 
 
 def owed_before(age_ms: int) -> Filter:
-    """Match the tasks of whose last change others have not been told for this time."""
-    return {"owed_since": {"$exists": True}, "$expr": {"$lte": ["$owed_since", {"$subtract": [x.NOW, age_ms]}]}}
+    """Match the tasks of whose last change others have not been told for this time.
+
+    A task that owes a value is left out: others are told when the value is there.
+    """
+    marked = {"owed_since": {"$exists": True}, OWES_VALUE: {"$exists": False}}
+    return {**marked, "$expr": {"$lte": ["$owed_since", {"$subtract": [x.NOW, age_ms]}]}}
 
 
 def cross_off() -> Mapping[str, Any]:
@@ -173,9 +186,16 @@ def cross_off() -> Mapping[str, Any]:
 
 def cross_off_alone(now: x.Expression = x.NOW) -> Pipeline:
     """Remove the mark of a task of no flow: its next task is published. Its retention, if it has one, begins."""
+    return [
+        {"$set": {"expire_time": retention_alone(now)}},
+        {"$set": {"owed_since": "$$REMOVE", "quiet_time": now}},
+    ]
+
+
+def retention_alone(now: x.Expression) -> x.Expression:
+    """Return the expire_time of a task of no flow that owes no task and no value."""
     is_kept = {"$or": [{"$not": [x.is_final()]}, callbacks.OWED, {"$eq": [_retain(), None]}]}
-    expire_time = {"$cond": [is_kept, "$$REMOVE", x.add_ms(finish_time(now), _retain())]}
-    return [{"$set": {"expire_time": expire_time}}, {"$set": {"owed_since": "$$REMOVE", "quiet_time": now}}]
+    return {"$cond": [is_kept, "$$REMOVE", x.add_ms(finish_time(now), _retain())]}
 
 
 def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
@@ -193,7 +213,7 @@ def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
 
 def still_open(task_ids: Sequence[str]) -> Filter:
     """Match those of these tasks that have not ended. This is the server's form of `model.publishing.flows.is_open`."""
-    return {**by_ids(task_ids), "$or": [{STATUS: {"$nin": FINAL}}, {"owed_tasks.0": {"$exists": True}}]}
+    return {**by_ids(task_ids), "$or": [{STATUS: {"$nin": FINAL}}, *_OWING]}
 
 
 def watched(task_ids: Sequence[str]) -> Filter:

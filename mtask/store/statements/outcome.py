@@ -33,13 +33,16 @@ class Outcome:
     progress: Mapping[str, Any] | None = None
     #: The task as which this one goes on, if this run makes it SUCCESS.
     next: OwedTask | None = None
+    #: The incarnation of this worker, if the outcome is committed by a transaction and the value is still to follow.
+    returns_owed_by: str | None = None
     #: The span of the run. It is stored where another run may follow, which links to it.
     traceparent: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are merged into the run."""
         if self.status is RunStatus.SUCCESS:
-            return {"status": self.status.value, "returns": self.returns}
+            owed = {} if self.returns_owed_by is None else {"returns_owed_by": self.returns_owed_by}
+            return {"status": self.status.value, "returns": self.returns, **owed}
         merged: dict[str, Any] = {"status": self.status.value, "fail_reason": self.reason}
         if self.final:
             merged["final"] = True

@@ -15,7 +15,7 @@ from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.status import TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline
-from mtask.store.statements.filters import Filter, held_runs
+from mtask.store.statements.filters import OWES_VALUE, Filter, held_runs
 
 OWED_TASKS = "$owed_tasks"
 #: The most ids of unpublished tasks that a document notes.
@@ -64,9 +64,13 @@ def document(parts: str, now: x.Expression) -> x.Expression:
 
 
 def may_add(task_id: str, run_id: str) -> Filter:
-    """Match the task if this run holds it, nobody wants to cancel it, and no change of it is still to be settled."""
+    """Match the task if this run holds it, nobody wants to cancel it, and no change of it is still to be settled.
+
+    While another run of the task owes its value, the mark stays anyway, so no change is forgotten.
+    """
     held = held_runs([task_id], [run_id])
-    return {**held, "task_state.cancel_requested": False, "owed_since": None}
+    is_free = [{"owed_since": None}, {OWES_VALUE: {"$exists": True}}]
+    return {**held, "task_state.cancel_requested": False, "$or": is_free}
 
 
 def add(children: Sequence[OwedTask], now: x.Expression = x.NOW) -> Pipeline:
@@ -106,7 +110,7 @@ def added(task_ids: Sequence[str], mark: datetime, now: x.Expression = x.NOW) ->
 
     The change concerns no other worker.
     """
-    is_done = {"$and": [{"$not": [OWED_TASKS]}, {"$eq": [x.OWED_SINCE, mark]}]}
+    is_done = {"$and": [{"$not": [OWED_TASKS]}, {"$eq": [x.OWED_SINCE, mark]}, {"$eq": [x.OWED_VALUES, []]}]}
     crossed_off = {"$cond": [is_done, "$$REMOVE", x.OWED_SINCE]}
     return [*take_out(task_ids), {"$set": {"owed_since": crossed_off, "quiet_time": now}}]
 

@@ -103,6 +103,8 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
         counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
         one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
         change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
+    if any(outcome.returns_owed_by for outcome in outcomes):
+        change["owed_since"] = x.later_than(x.OWED_SINCE, now)
     nexts = [outcome.next for outcome in outcomes]
     goes_on: Pipeline = []
     if any(nexts):

@@ -46,6 +46,16 @@ def returned_by(run_id: str) -> x.Expression:
     return _last({"$eq": ["$$run.run_id", x.literal(run_id)]}, "returns")
 
 
+def lost() -> x.Expression:
+    """Return why the value of the last successful run of this round is lost, as `documents.Task.returns_lost` does."""
+    return _last(x.current(x.has_status(RunStatus.SUCCESS)), "returns_lost")
+
+
+def lost_by(run_id: str) -> x.Expression:
+    """Return why the value of this run is lost, of whatever round it is."""
+    return _last({"$eq": ["$$run.run_id", x.literal(run_id)]}, "returns_lost")
+
+
 #: The fields that `documents.Task` has as properties, and that no document stores under this name.
 _DERIVED: Mapping[str, x.Expression] = {
     "status": x.STATUS,

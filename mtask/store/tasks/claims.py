@@ -185,12 +185,6 @@ def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
     return bool(result.matched_count)
 
 
-def set_returns(task_id: str, run_id: str, returns: Any) -> Operation[None]:
-    """Store the value that a handler returned after its transaction had recorded the SUCCESS."""
-    fence = {"_id": task_id, filters.RUNS: {"$elemMatch": {"run_id": run_id, "status": RunStatus.SUCCESS.value}}}
-    yield tasks("update_one", fence, {"$set": {f"{filters.RUNS}.$.returns": returns}})
-
-
 HELD_VIEW = {
     "task_option.ping_interval_ms": 1,
     "task_option.specific_worker_ids": 1,

@@ -50,6 +50,15 @@ def id_of(session: SyncSession | AsyncSession) -> UUID:
     return UUID(bytes=bytes(session.session_id["id"]))
 
 
+def number_of(session: SyncSession | AsyncSession) -> int:
+    """Return the number of the session's newest transaction. The driver counts each one, and has no public name for it.
+
+    A handler may end the transaction of its run and start another one: that one has another number.
+    """
+    number: int = session._server_session.transaction_id
+    return number
+
+
 def commit(outcome: Outcome, is_lease_valid: Callable[[], bool]) -> Operation[None]:
     """Write the SUCCESS and commit the transaction. Raises LeaseLost if the run has lost its lease.
 

@@ -31,6 +31,8 @@ from mtask.web.schemas import ETAG, RunId
 routes = router("tasks")
 
 _LONGEST_WAIT = 30.0
+#: The first and the longest pause between two reads of a task whose handler is still to return its value, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _ETAG = re.compile(r'"([!#-~]{1,100})"')
 IfMatch = Annotated[
@@ -81,12 +83,21 @@ async def _after_wait(client: AsyncClient, hub: Hub, name: str, key: str, wait: 
     end = loop.time() + wait
     task_id = task_id_of(check_name(name), check_key(key))
     found = await client.get(name, key)
-    if found.status.is_final:
+    if found.is_complete:
         return found
     async with hub.view(lambda event: event.task_id == task_id) as viewer:
         while True:
             # The task is read after the viewer has joined. So no end lies between the two.
             found = await client.get(name, key)
+            pause = _FIRST_PAUSE
+            while found.status.is_final and not found.is_complete:
+                # No event tells of a value that a handler returns after its transaction has committed.
+                left = end - loop.time()
+                if left <= 0:
+                    return found
+                await asyncio.sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                found = await client.get(name, key)
             while not found.status.is_final:
                 event = await viewer.next(max(0.0, end - loop.time()))
                 if event is None or (isinstance(event, Gap) and event.word == "closing"):

@@ -35,7 +35,7 @@ from mtask.worker.running.caller import Called, Caller, Observers
 from mtask.worker.running.handler_operations import RunOperations
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.outcomes import MAX_REASON, name_of
-from mtask.worker.running.runner import late_value
+from mtask.worker.running.returns import late_value
 from mtask.worker.running.successes import Successes
 from mtask.worker.running.transactions import RunTransactions
 from mtask.worker.state.held_run import EndReason, HeldRun
@@ -118,7 +118,7 @@ class Child:
         )
         self._successes = Successes(app.handlers)
         leases = self._leases
-        transactions = RunTransactions(stores, leases, self._successes)
+        transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
         operations = RunOperations(stores, app.handlers)
         values, around = self._started.values, app.around.run
         observers = Observers(keeper=self._lines)
@@ -185,7 +185,7 @@ class Child:
             "trace": trace_message(run),
         }
         if run.succeeded_in_transaction:
-            done["late"] = late_value(run, called)
+            done["late"], done["lost"] = late_value(run, called)
         else:
             is_known = isinstance(raised, LeaseLost | RunCanceled)
             done["raised"] = None if raised is None else name_of(raised) if is_known else "other"

@@ -62,7 +62,7 @@ class RemoteLeases:
 
     def release(self, run: HeldRun) -> None:
         """Tell the worker that the transaction has committed: the run needs its lease no more."""
-        self._send("committed", run, goes_on=run.goes_on)
+        self._send("committed", run, goes_on=run.goes_on, owes_value=run.owes_value)
 
     def expedite(self, run: HeldRun) -> None:
         """Tell the worker of the run's progress: at once, but not more than ten times a second."""

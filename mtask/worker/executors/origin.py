@@ -16,6 +16,7 @@ class Origin:
     uri: str
     database: str
     worker_id: str
+    incarnation: str
     log_format: str = "text"
     keep_logs: int = 0  #: the most lines of a run that are kept
     encryption: Encryption | None = field(default=None, repr=False)
@@ -27,4 +28,5 @@ class Origin:
         logs = {"log_format": self.log_format, "keep_logs": self.keep_logs}
         # Handlers publish, and their transactions write results, from the executor: it needs the keys, too.
         keys = {} if self.encryption is None else {"encryption": self.encryption.document()}
-        return {"uri": self.uri, "database": self.database, "worker_id": self.worker_id, **levels, **logs, **keys}
+        worker = {"worker_id": self.worker_id, "incarnation": self.incarnation}
+        return {"uri": self.uri, "database": self.database, **worker, **levels, **logs, **keys}

@@ -32,7 +32,7 @@ def take_done(run: HeldRun, done: Message, called: Called) -> None:
     if run.trace is None:
         follow(run, done["trace"])
     if done["is_committed"]:
-        called.returned = done["late"]
+        called.returned, called.lost = done["late"], done["lost"]
         return
     raised = done["raised"]
     outcome = outcome_in(done["outcome"])
@@ -80,7 +80,7 @@ class Reports:
             case "renewed":
                 run.trusted_until = max(run.trusted_until, message["until"])
             case "committed":
-                self._committed(run, goes_on=message["goes_on"])
+                self._committed(run, goes_on=message["goes_on"], owes_value=message["owes_value"])
             case "resume":
                 self.resume(run)
 
@@ -110,8 +110,8 @@ class Reports:
         if suspension is not None:
             suspension.__exit__(None, None, None)
 
-    def _committed(self, run: HeldRun, *, goes_on: bool) -> None:
-        run.goes_on = goes_on
+    def _committed(self, run: HeldRun, *, goes_on: bool, owes_value: bool) -> None:
+        run.goes_on, run.owes_value = goes_on, owes_value
         run.succeeded_in_transaction = True
         self._pinger.release(run)
 
@@ -133,7 +133,8 @@ class Reports:
             return
         if status == RunStatus.SUCCESS and run.end_reason not in SILENT:
             # Whether the task goes on is in its document: settling a task that does not go on does nothing.
-            self._committed(run, goes_on=True)
+            # The same holds for a value that it does not owe.
+            self._committed(run, goes_on=True, owes_value=True)
 
     def _begin_job(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(job)

@@ -33,6 +33,8 @@ class Called:
     thread: ThreadCall | None = None
     #: The outcome and the size of its value in bytes, if an executor has made them already.
     judged: tuple[Outcome, int] | None = None
+    #: Why what came after a transaction's commit cannot be stored, if an executor has found that out already.
+    lost: str | None = None
 
 
 class Isolation(Protocol):

@@ -6,22 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
-from typing import Any
 
-from mtask.app.next import Next
 from mtask.errors import DatabaseError, LeaseLost, MtaskError, RunCanceled
 from mtask.logs import RUN
 from mtask.model.status import RunStatus
 from mtask.store.encryption import sealing
-from mtask.store.encryption.sealer import RETURNS
 from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims
 from mtask.worker.admission.limits import Limits
 from mtask.worker.leases.pinger import Pinger
 from mtask.worker.log import fields, logger, told
 from mtask.worker.running.caller import Called, Caller
 from mtask.worker.running.finisher import Finisher, refusal
-from mtask.worker.running.outcomes import checked, ended
+from mtask.worker.running.outcomes import ended
+from mtask.worker.running.returns import LateReturns, late_value
 from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import SILENT, EndReason, HeldRun
 from mtask.worker.state.scope import Scope
@@ -54,6 +51,7 @@ class Runner:
         self._finisher = finisher
         self._caller = caller
         self._successes = successes
+        self._returns = LateReturns(scope.store)
         self._busy_threads = 0
         # Python 3.11 makes a call of the system each time it is asked for the loop.
         self._loop = asyncio.get_running_loop()
@@ -162,22 +160,15 @@ class Runner:
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
         """Conclude a run whose transaction has written the SUCCESS.
 
-        Store the value that the handler returned after the commit.
+        First store the value that the handler returned after the commit: dependents and receivers of callbacks read it.
         """
         run.is_finishing = True
         self._release(run, is_closed=True)
         self._scope.meter.ended(run, RunStatus.SUCCESS)
+        value, lost = late_value(run, called)
+        if value is not None or run.owes_value:
+            await self._returns.store(run, value, lost)
         self._finisher.tell_of_end(run, goes_on=run.goes_on)
-        value = late_value(run, called)
-        if value is not None:
-            await self._store_returns(run, value)
-
-    async def _store_returns(self, run: HeldRun, value: Any) -> None:
-        try:
-            stored = await self._scope.store.run(sealing.seal_value(run.task, RETURNS, value))
-            await self._scope.store.run(claims.set_returns(run.task_id, run.run_id, stored))
-        except MtaskError as error:
-            logger.error("returns not stored", extra=fields(task=run.task_id, run=run.run_id, reason=told(error)))
 
     def _release(self, run: HeldRun, *, is_closed: bool | None = None) -> None:
         """Release a run that has no outcome to write.
@@ -256,26 +247,3 @@ class Runner:
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
             run.note_end()
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))
-
-
-def late_value(run: HeldRun, called: Called) -> Any:
-    """Return the value that a handler returned after its transaction had committed; None: there is nothing to store."""
-    if called.raised is not None:
-        logger.error(
-            "handler failed after its transaction had committed: the task stays SUCCESS",
-            extra=fields(task=run.task_id, run=run.run_id),
-            exc_info=called.raised,
-        )
-        return None
-    if run.has_result:
-        return None
-    if isinstance(called.returned, Next):
-        logger.error(
-            "Next came after the transaction had committed: call context.set_result(Next(...)) in the block",
-            extra=fields(task=run.task_id, run=run.run_id),
-        )
-        return None
-    value, _, refused = checked(called.returned)
-    if refused:
-        logger.error(refused, extra=fields(task=run.task_id, run=run.run_id))
-    return value

@@ -53,11 +53,15 @@ class Leases(Protocol):
 class RunTransactions:
     """Begins and ends the transactions of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, leases: Leases, successes: Successes) -> None:
+    def __init__(self, stores: HandlerStores, leases: Leases, successes: Successes, incarnation: str) -> None:
+        """`incarnation`: that of this worker. It marks the runs whose handlers are still to return their values."""
         self._stores = stores
+        self._incarnation = incarnation
         self._successes = successes
         self._pinger = leases
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
+        #: The number of the transaction that was started for a run, by run_id.
+        self._numbers: dict[str, int] = {}
         #: The sessions that will not be used again and that the server still keeps.
         self._spent: list[UUID] = []
 
@@ -80,6 +84,7 @@ class RunTransactions:
             sent = monotonic()
             self._renewed(run, await store.run(_renewal(run, transactions.id_of(session))), sent)
             await transactions.start_async(session)
+            self._numbers[run.run_id] = transactions.number_of(session)
             return session
         except BaseException:
             self._resume(run)
@@ -96,7 +101,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                _check_open(session)
+                self._check_open(run, session)
                 outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 await store.run(_make_room(run, outcome))
                 await store.run(_commit(run, outcome), session)
@@ -124,6 +129,7 @@ class RunTransactions:
             sent = monotonic()
             self._renewed(run, store.run(_renewal(run, transactions.id_of(session))), sent)
             transactions.start(session)
+            self._numbers[run.run_id] = transactions.number_of(session)
             return session
         except BaseException:
             self._resume(run)
@@ -137,7 +143,7 @@ class RunTransactions:
             if error is None:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
-                _check_open(session)
+                self._check_open(run, session)
                 outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
                 store.run(_make_room(run, outcome))
                 store.run(_commit(run, outcome), session)
@@ -185,13 +191,22 @@ class RunTransactions:
         outcome, _ = self._successes.outcome(run, run.result)
         if outcome.status is not RunStatus.SUCCESS:
             raise Fail(outcome.reason or "its result cannot be stored")
-        return replace(outcome, progress=run.progress)
+        owed_by = None if run.has_result or run.handler.returns_nothing else self._incarnation
+        return replace(outcome, progress=run.progress, returns_owed_by=owed_by)
 
     def _succeeded(self, run: HeldRun, outcome: Outcome) -> None:
-        run.goes_on = outcome.next is not None
+        run.goes_on, run.owes_value = outcome.next is not None, outcome.returns_owed_by is not None
         # This happens before the pings resume: the task has succeeded, so the run needs its lease no more.
         run.succeeded_in_transaction = True
         self._pinger.release(run)
+
+    def _check_open(self, run: HeldRun, session: SyncSession | AsyncSession) -> None:
+        """Raise RuntimeError if the run's transaction is over: the SUCCESS would be written without its writes.
+
+        The handler may have begun another transaction on the session since.
+        """
+        if not session.in_transaction or transactions.number_of(session) != self._numbers[run.run_id]:
+            raise RuntimeError("the handler has ended its transaction itself: leave that to the end of the block")
 
     def _suspend(self, run: HeldRun) -> None:
         if run.run_id in self._suspensions:
@@ -201,6 +216,7 @@ class RunTransactions:
         self._suspensions[run.run_id] = suspension
 
     def _resume(self, run: HeldRun) -> None:
+        self._numbers.pop(run.run_id, None)
         suspension = self._suspensions.pop(run.run_id, None)
         if suspension is not None:
             suspension.__exit__(None, None, None)
@@ -239,12 +255,6 @@ def _time_left(run: HeldRun) -> timedelta:
 
 def _may_commit(run: HeldRun) -> bool:
     return not run.is_cancelled
-
-
-def _check_open(session: SyncSession | AsyncSession) -> None:
-    """Raise RuntimeError if the handler has aborted or committed: the SUCCESS would be written without its writes."""
-    if not session.in_transaction:
-        raise RuntimeError("the handler has ended its transaction itself: leave that to the end of the block")
 
 
 def _raise_conflict(run: HeldRun, failure: Exception) -> None:

@@ -124,6 +124,7 @@ class HeldRun:
         "on_end",
         "option",
         "order",
+        "owes_value",
         "ping_interval",
         "progress",
         "progress_at",
@@ -203,6 +204,8 @@ class HeldRun:
         self.has_result = False
         #: Whether the task goes on as another task, by a SUCCESS that a transaction has committed.
         self.goes_on = False
+        #: Whether the SUCCESS that a transaction has committed says that the value is still to follow.
+        self.owes_value = False
         #: What the lines of its log tell of it, once its handler has begun.
         self.marks: RunMarks | None = None
         #: The span of the run, and the same if it is stored with what comes of the run.

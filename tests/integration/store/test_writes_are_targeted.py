@@ -32,7 +32,7 @@ from mtask.store.metrics import tallies
 from mtask.store.queues.permits import PermitPool
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
-from mtask.store.tasks import claims
+from mtask.store.tasks import claims, returning
 from mtask.worker.logkeeping.options import LogOptions
 from tests.clients import claim, server_now
 from tests.integration.stores import lapse, publish, stored
@@ -163,9 +163,11 @@ class Handlers:
     async def _hold(self) -> None:
         await self.gate.wait()
 
-    async def _transact(self, context: Context) -> str:
+    async def _transact(self, context: Context, *, fails: bool = False) -> str:
         async with context.transaction():
             pass
+        if fails:
+            raise ValueError("too late")
         return "added after the commit"
 
 
@@ -236,6 +238,9 @@ async def runs(bench: Bench) -> None:
     await until(
         lambda: bench.state("transact:k")["worker_states"][-1].get("returns") is not None, message="returns are added"
     )
+    await client.publish("transact", {"fails": True}, key="late")
+    assert (await client.wait("transact", "late")).returns_lost
+    await client._run(returning.lose_of(returning.Owed(["transact:k"]), ["a dead worker"]))
     await client.publish_many([TaskSpec("hold", key=key, ping_interval_ms=100) for key in "abc"])
     for key in "abc":
         state = await bench.status(f"hold:{key}", "RUNNING")

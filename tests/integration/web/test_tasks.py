@@ -8,7 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
+from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, returning
 from mtask.web.models.publishing import PublishedBatch, PublishedTask
 from mtask.web.models.tasks import TaskDocument, TaskList
 from mtask.web.settings import WebSettings
@@ -279,6 +282,26 @@ def test_prefer_wait_answers_when_the_task_has_ended(mongo_uri: str, database_na
         open_one = await server.ask("GET", "/v1/tasks/echo/c", headers={"Prefer": "wait=1"})
         assert (open_one.status_code, open_one.json()["task_state"]["status"]) == (200, "INIT")
         assert server.hub.viewer_cnt == 0
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_prefer_wait_waits_for_a_value_that_comes_after_the_commit(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.ask("PUT", "/v1/tasks/echo/a", json={})
+        run_id = await asyncio.to_thread(claim, store, "echo:a")
+        committed = Outcome("echo:a", run_id, RunStatus.SUCCESS, returns_owed_by="w")
+        assert await asyncio.to_thread(store.run, claims.finish_in_transaction(committed))
+        in_vain = await server.ask("GET", "/v1/tasks/echo/a", headers={"Prefer": "wait=1"})
+        assert in_vain.json()["task_state"]["worker_states"][0].get("returns") is None
+        waiting = asyncio.create_task(server.ask("GET", "/v1/tasks/echo/a", headers={"Prefer": "wait=30"}))
+        await until(lambda: server.hub.viewer_cnt == 1, 20, "the request waits")
+        await asyncio.to_thread(store.run, returning.store("echo:a", run_id, 7))
+        answer = await asyncio.wait_for(waiting, 20)
+        assert answer.json()["task_state"]["worker_states"][0]["returns"] == 7
+        assert answer.headers["etag"] != in_vain.headers["etag"]
 
     with_server(mongo_uri, database_name, scenario)
 

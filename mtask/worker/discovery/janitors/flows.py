@@ -1,5 +1,7 @@
 """The janitor of flows: does what a process left undone when it died, and notices that a flow has ended.
 
+It also says that values are lost that dead workers still owed, of any tasks: these have the same mark as changes.
+
 The loop in `Scans.run` calls it at intervals, and again after the database has failed.
 """
 
@@ -7,11 +9,16 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from time import monotonic
 
 from mtask.errors import OperationFailed
+from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import deciding, finding, looking, retention, settling
+from mtask.store.tasks import returning
+from mtask.worker.discovery.janitors.silence import Silence
 from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
+from mtask.worker.log import fields, logger
 from mtask.worker.state.scope import Scope
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
@@ -30,6 +37,7 @@ class FlowJanitor:
     def __init__(self, scope: Scope) -> None:
         self._ledger = scope.ledger
         self._store = scope.store
+        self._silence = Silence()
         self._owed: Undone[str] = Undone(
             scope.store, settling.settle_all, lambda task_id: task_id, "change of a step not settled"
         )
@@ -45,6 +53,7 @@ class FlowJanitor:
             await self._look_for(finding.is_any_owed())
         if not self._ledger.has_flows:
             return
+        await look_after("values of dead workers", self._lose_values)
         await look_after("flows", self._settle_owed)
         if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
             await look_after("flows", self._decide_orphans)
@@ -61,6 +70,17 @@ class FlowJanitor:
             self._ledger.has_flows = await self._store.run(question)
         except OperationFailed as error:
             warn_of_refusal("flows", error)
+
+    async def _lose_values(self) -> None:
+        """Say of the values that are still to be returned which are lost, because the workers are dead."""
+        owed = await self._store.run(returning.owed())
+        worker_ids = sorted({*owed.workers.values()})
+        signs = await self._store.run(workers.signs_of_life(worker_ids)) if worker_ids else []
+        ended, silent = returning.gone(owed, signs)
+        dead = ended | self._silence.dead_among(silent, monotonic())
+        if dead:
+            await self._store.run(returning.lose_of(owed, dead))
+            logger.warning("values lost: their workers are gone", extra=fields(tasks=len(owed.task_ids)))
 
     async def _settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""

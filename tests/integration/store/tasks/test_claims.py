@@ -14,7 +14,7 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.statements.derive import LAPSED_REASON
 from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, finding, queries
+from mtask.store.tasks import claims, finding, queries, returning
 from mtask.store.tasks.claimed import claimed_task, facts_of
 from tests.clients import server_now
 from tests.integration.stores import Document, claim, lapse, make_due, parsed, publish, stored
@@ -464,11 +464,11 @@ def test_what_a_transaction_returned_is_added_to_its_success_alone(store: SyncSt
     publish(store, "k")
     claim(store, "w", "k")
     end = outcome(store, "k")
-    store.run(claims.set_returns("task:k", end.run_id, "too early"))
+    assert not store.run(returning.store("task:k", end.run_id, "too early"))
     assert parsed(store, "k").returns is None
     with store.client.start_session() as session, session.start_transaction():
         assert store.run(claims.finish_in_transaction(end), session)
-    store.run(claims.set_returns("task:k", end.run_id, {"$add": [1, 2]}))
+    assert store.run(returning.store("task:k", end.run_id, {"$add": [1, 2]}))
     assert parsed(store, "k").returns == {"$add": [1, 2]}
 
 

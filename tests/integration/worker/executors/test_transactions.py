@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mtask.errors import ResultLost
 from tests.integration.worker.executors.bench import Isolated, isolating
 from tests.mongo import Client as Mongo
 from tests.mongo import until
@@ -34,7 +35,7 @@ def test_writes_and_success_commit_together(
             for key in ("1", "2"):  # the second one uses the session of the first
                 task_id = await it.publish(name, key, params(it, "return"))
                 await it.ended(task_id, "SUCCESS")
-                await until(lambda: _last(it, task_id).get("returns") == "committed", message="returned")  # noqa: B023
+                assert await it.bench.client.result(name, key) == "committed"
                 assert effects(it, task_id) == 1
             await it.bench.at_rest()
             assert not it.executors._reports._suspensions
@@ -75,7 +76,10 @@ def test_a_death_after_the_commit_leaves_the_success(
             await it.ended(task_id, "SUCCESS")
             await it.bench.at_rest()
             assert effects(it, task_id) == 1
-            assert [run["status"] for run in it.bench.state(task_id)["worker_states"]] == ["SUCCESS"]
+            (run,) = it.bench.state(task_id)["worker_states"]
+            assert run["status"] == "SUCCESS"
+            assert run["returns_lost"].startswith("executor killed by SIGKILL")
+            assert "returns_owed_by" not in run
 
     asyncio.run(scenario())
 
@@ -91,6 +95,9 @@ def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(
             task_id = await it.publish("commit", "1", params(it, then))
             await it.ended(task_id, status)
             assert effects(it, task_id) == written
+            if then == "fail after":
+                with pytest.raises(ResultLost, match="the handler raised ValueError"):
+                    await it.bench.client.result("commit", "1")
             if then == "go on":
                 await it.exists("echo:@commit:1/next-1")
                 await it.bench.status("echo:@commit:1/next-1", "SUCCESS")

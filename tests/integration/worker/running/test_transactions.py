@@ -289,3 +289,38 @@ def test_handler_that_ends_its_transaction_itself_fails(
             await bench.at_rest()
 
     asyncio.run(scenario())
+
+
+@both_kinds
+@pytest.mark.parametrize("how", ["abort_transaction", "commit_transaction"])
+def test_handler_that_begins_another_transaction_on_its_session_fails(
+    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str, how: str
+) -> None:
+    app = App()
+
+    @app.task
+    async def begin_async(context: Context) -> None:
+        async with context.transaction() as session:
+            await session.client[database_name]["effects"].insert_one({"of": "first"}, session=session)
+            await getattr(session, how)()
+            await session.start_transaction()
+            await session.client[database_name]["effects"].insert_one({"of": "second"}, session=session)
+
+    @app.task
+    def begin_plain(context: Context) -> None:
+        with context.transaction() as session:
+            session.client[database_name]["effects"].insert_one({"of": "first"}, session=session)
+            getattr(session, how)()
+            session.start_transaction()
+            session.client[database_name]["effects"].insert_one({"of": "second"}, session=session)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish(f"begin_{kind}", key="1", max_unexpected_retries=0)
+            (run,) = (await bench.status(f"begin_{kind}:1", "FAIL"))["worker_states"]
+            assert "has ended its transaction itself" in run["fail_reason"]
+            written = [effect["of"] for effect in effects.find()]
+            assert written == (["first"] if how == "commit_transaction" else []), "nothing of the second"
+            await bench.at_rest()
+
+    asyncio.run(scenario())
