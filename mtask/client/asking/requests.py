@@ -53,6 +53,7 @@ from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing
 from mtask.store.statements import filters
+from mtask.store.statements.requests import NewParams
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import NewTask, Policy, Published
 
@@ -335,13 +336,13 @@ def _run_again(
     task_id: str, given: Sequence[Any], also: filters.Filter | None, *, everything: bool
 ) -> Operation[queries.Document]:
     yield from flow_operating.check_dependencies(task_id)
-    sealed, new = None, list(given)
+    new = [NewParams(params) for params in given]
     if new and (yield from sealing.sealer()) is not None:
         # The data key is that of the queue in which the task is now, or that of its tenant.
         document = yield from queries.get(task_id)
-        new[0], sealed = yield from sealing.seal_params(task_id, document["queue"], new[0])
-        also = {**(also or {}), "queue": document["queue"]}
-    return (yield from queries.run_again(task_id, everything=everything, params=new, sealed=sealed, also=also))
+        new = [(yield from sealing.seal_params((yield from _readable(document)), given[0]))]
+        also = {**(also or {}), "queue": document["queue"], "lookup": document.get("lookup")}
+    return (yield from queries.run_again(task_id, everything=everything, params=new, also=also))
 
 
 def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:

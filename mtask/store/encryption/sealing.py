@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 
 from mtask.errors import EncryptionError, InvalidInput, WorkersTooOld
 from mtask.model.documents import Task
-from mtask.model.encryption.sealed import NO_KEYS
+from mtask.model.encryption.encryption import key_names
+from mtask.model.encryption.sealed import NO_KEYS, Sealed
 from mtask.model.publishing.tenants import stored_key
 from mtask.store import workers
 from mtask.store.driver.operation import Call, Operation
-from mtask.store.encryption.sealer import LOG, MESSAGE, PARAMS, REASON, RETURNS, Sealer
+from mtask.store.encryption.sealer import LOG, MESSAGE, REASON, RETURNS, Sealer
 from mtask.store.run_logs import RunLines
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.requests import NewParams
 from mtask.store.tasks.publishing import NewTask
 
 T = TypeVar("T")
@@ -70,18 +72,28 @@ def _sealed_task(using: Sealer, task: NewTask) -> NewTask:
     if name is None:
         return task
     lookup = None if task.lookup is None else using.seal_lookup(name, task.lookup)
-    return replace(task, params=using.seal(name, task.name, task.key, PARAMS, task.params), lookup=lookup, sealed=name)
+    params = using.seal_params(name, task.name, task.key, task.params, task.lookup)
+    return replace(task, params=params, lookup=lookup, sealed=name)
 
 
-def seal_params(task_id: str, queue: str, params: Any) -> Operation[tuple[Any, str | None]]:
-    """Encrypt new params of a task that exists. Return them, and the name of their data key or None."""
+def seal_params(task: Task, params: Any) -> Operation[NewParams]:
+    """Encrypt new params of a task that exists, and its lookups with them. The task is decrypted.
+
+    Raises DecryptionFailed if its lookups are refused: the new params would say that they belong to the task.
+    """
     using = yield from sealer()
     if using is None:
-        return params, None
-    name, _, key = task_id.partition(":")
-    yield from _load_to_publish(using, [(queue, key)])
-    key_name = using.vault.name_of(queue, key)
-    return (params, None) if key_name is None else (using.seal(key_name, name, key, PARAMS, params), key_name)
+        return NewParams(params)
+    yield from _load_to_publish(using, [(task.queue, task.key)])
+    name = using.vault.name_of(task.queue, task.key)
+    if name is None:
+        return NewParams(params)
+    for entry in task.lookup or ():
+        if isinstance(entry.v, Sealed):
+            raise entry.v.error
+    lookup = None if task.lookup is None else [{"k": entry.k, "v": entry.v} for entry in task.lookup]
+    sealed = using.seal_params(name, task.name, task.key, params, lookup)
+    return NewParams(sealed, name, None if lookup is None else using.seal_lookup(name, lookup))
 
 
 def seal_owed(batch: Sequence[OwedTask]) -> Operation[list[OwedTask]]:
@@ -99,10 +111,25 @@ def _sealed_owed(using: Sealer, one: OwedTask) -> OwedTask:
     name = using.vault.name_of(fixed["queue"], fixed["key"])
     if name is None:
         return one
-    made = {**fixed, "params": using.seal(name, fixed["name"], fixed["key"], PARAMS, fixed["params"]), "sealed": name}
-    if fixed.get("lookup") is not None:
-        made["lookup"] = using.seal_lookup(name, fixed["lookup"])
+    lookup = fixed.get("lookup")
+    params = using.seal_params(name, fixed["name"], fixed["key"], fixed["params"], lookup)
+    made = {**fixed, "params": params, "sealed": name}
+    if lookup is not None:
+        made["lookup"] = using.seal_lookup(name, lookup)
     return replace(one, fixed=made)
+
+
+def _names_for(using: Sealer, task: Task) -> list[str]:
+    return [*using.names_for(task.queue, task.key), *([] if task.sealed is None else [task.sealed])]
+
+
+def _name_for(using: Sealer, task: Task) -> str | None:
+    """Return the data key of what a run of this task writes. None: it stays readable.
+
+    An encrypted task stays encrypted, also if the configuration of this process does not ask for it.
+    """
+    name = using.vault.name_of(task.queue, task.key)
+    return task.sealed if name is None and task.sealed in key_names([task.queue], task.key) else name
 
 
 def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
@@ -110,7 +137,7 @@ def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
     using = yield from sealer()
     if using is None:
         return outcome
-    names = using.names_for(task.queue, task.key)
+    names = _names_for(using, task)
     if outcome.next is not None:
         names += using.names_for(outcome.next.fixed["queue"], outcome.next.fixed["key"])
     yield from load(using, names)
@@ -119,7 +146,7 @@ def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
 
 def sealed_outcome(using: Sealer, task: Task, outcome: Outcome) -> Outcome:
     """Encrypt an outcome with keys that are loaded."""
-    name = using.vault.name_of(task.queue, task.key)
+    name = _name_for(using, task)
     following = None if outcome.next is None else _sealed_owed(using, outcome.next)
     if name is None:
         return outcome if following is None else replace(outcome, next=following)
@@ -138,8 +165,10 @@ def sealed_progress(using: Sealer, task: Task, progress: Mapping[str, Any] | Non
     """Encrypt the message of a progress. Its fraction stays readable."""
     if progress is None or type(progress.get("message")) is not str:
         return progress
-    message = using.seal_text(task.queue, task.name, task.key, MESSAGE, progress["message"])
-    return {**progress, "message": message}
+    name = _name_for(using, task)
+    if name is None:
+        return progress
+    return {**progress, "message": using.seal(name, task.name, task.key, MESSAGE, progress["message"])}
 
 
 def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
@@ -147,8 +176,8 @@ def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
     using = yield from sealer()
     if using is None or value is None:
         return value
-    yield from load(using, using.names_for(task.queue, task.key))
-    name = using.vault.name_of(task.queue, task.key)
+    yield from load(using, _names_for(using, task))
+    name = _name_for(using, task)
     return value if name is None else using.seal(name, task.name, task.key, field, value)
 
 
@@ -182,7 +211,7 @@ def seal_schedule(schedule_id: str, fields: Mapping[str, Any]) -> Operation[Docu
     if name is None:
         return dict(fields)
     lookup = None if fields["lookup"] is None else using.seal_lookup(name, fields["lookup"])
-    params = using.seal_of_schedule(name, fields["name"], base, fields["params"])
+    params = using.seal_of_schedule(name, fields["name"], base, fields["params"], fields["lookup"])
     return {**fields, "params": params, "lookup": lookup, "sealed": name}
 
 

@@ -129,9 +129,9 @@ def descendants(task_ids: Sequence[str]) -> Operation[list[str]]:
 def results(task_ids: Sequence[str]) -> Operation[list[Document]]:
     """Return the results of those of these tasks that have succeeded, in this order.
 
-    A row holds `_id`, `step`, `queues` and `returns`.
+    A row holds `_id`, `step`, `queues`, `returns`, and `sealed` of an encrypted task.
     """
-    view = {"step": "$flow.step", "queues": _QUEUES, "returns": views.returned()}
+    view = {"step": "$flow.step", "queues": _QUEUES, "sealed": "$sealed", "returns": views.returned()}
     matched = {**filters.by_ids(task_ids), "task_state.status": TaskStatus.SUCCESS.value}
     found = yield tasks("find", matched, view, hint=claims.BY_ID)
     rows = {row["_id"]: row for row in found}
@@ -141,7 +141,7 @@ def results(task_ids: Sequence[str]) -> Operation[list[Document]]:
 def result_of_run(task_id: str, run_id: str) -> Operation[list[Document]]:
     """Return the result of a run that has succeeded, also of a former round: one row as of `results`, or none."""
     matched = {"_id": task_id, "task_state.worker_states": {"$elemMatch": {"run_id": run_id, "status": "SUCCESS"}}}
-    view = {"step": "$flow.step", "queues": _QUEUES, "returns": views.returned_by(run_id)}
+    view = {"step": "$flow.step", "queues": _QUEUES, "sealed": "$sealed", "returns": views.returned_by(run_id)}
     found: list[Document] = yield tasks("find", matched, view, hint=claims.BY_ID)
     return found
 
