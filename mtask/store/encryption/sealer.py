@@ -101,6 +101,10 @@ class Sealer:
         """Encrypt one value of a lookup."""
         return self.vault.encrypt(key_name, canonical(name, value), is_lookup=True)
 
+    def seal_criteria(self, key_name: str, bulk_id: str, params: Mapping[str, Any]) -> Any:
+        """Encrypt the params by which a bulk change finds its tasks."""
+        return self.vault.encrypt(key_name, {"v": params, "bulk": bulk_id, "field": PARAMS})
+
     # --- decrypting -----------------------------------------------------------------------------------------
 
     def open(self, owner: Owner, field: str, sealed: Sealed, told: list[Any] | None = None) -> Any:
@@ -124,6 +128,19 @@ class Sealer:
         if not owner.owns(found) or field != found.get("field"):
             raise Damaged("it was encrypted for another task or field, and copied here")
         return found
+
+    def open_criteria(self, bulk_id: str, sealed: Sealed) -> Any:
+        """Return the params by which a bulk change finds its tasks, or the same Sealed with the reason why not."""
+        try:
+            _, problem = self.vault.key_of(sealed.content[1:17])
+            if problem is not None:
+                raise problem
+            found = self.vault.decrypt(sealed.content)
+            if not isinstance(found, dict) or (found.get("bulk"), found.get("field")) != (bulk_id, PARAMS):
+                raise Damaged("they were encrypted for another bulk change, and copied here")
+        except MtaskError as error:
+            return Sealed(sealed.content, _why(error), field=sealed.field)
+        return found["v"]
 
     def _check_key(self, owner: Owner, content: bytes) -> None:
         name, problem = self.vault.key_of(content[1:17])

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mtask.errors import EncryptionError, InvalidInput, WorkersTooOld
 from mtask.model.documents import Task
-from mtask.model.encryption.encryption import key_names
+from mtask.model.encryption.encryption import QUEUE, TENANT, key_names
 from mtask.model.encryption.sealed import NO_KEYS, Sealed
 from mtask.model.publishing.tenants import stored_key
 from mtask.store import workers
@@ -234,17 +234,42 @@ def seal_criteria(criteria: Mapping[str, Any], *, sealed_only: bool = False) -> 
     return {**given, "lookup": found}
 
 
+def seal_params_of_bulk(bulk_id: str, criteria: Mapping[str, Any]) -> Operation[Document]:
+    """Encrypt the params by which a bulk change finds its tasks, as its criteria are stored for days.
+
+    This takes the data key of the tenant or queue that the criteria name, or else any. Without a data key, they stay
+    readable.
+    """
+    using = yield from sealer()
+    given = dict(criteria)
+    if using is None or not given.get("params"):
+        return given
+    named = [QUEUE + queue for queue in _several(given.get("queue"))]
+    if given.get("tenant") is not None:
+        named.insert(0, TENANT + given["tenant"])
+    rows = yield Call("keys", "every")
+    names = [row.name for row in rows if row.remove_time is None]
+    for name in sorted(names, key=lambda name: named.index(name) if name in named else len(named)):
+        yield from load(using, [name])
+        if using.vault.problem_of(name) is None:
+            return {**given, "params": using.seal_criteria(name, bulk_id, given["params"])}
+    return given
+
+
+def _several(wanted: Any) -> list[str]:
+    return [] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+
+
 def _may_be_sealed(value: Any) -> bool:
     # Such values cannot be encrypted, so only readable tasks have them.
     return not isinstance(value, bool | float)
 
 
 def _names_to_look_under(using: Sealer, criteria: Mapping[str, Any]) -> Operation[list[str]]:
-    queues, keys = criteria.get("queue"), criteria.get("key")
-    tenants = [f"{keys}"] if isinstance(keys, str) else list(keys or ())
+    tenants = _several(criteria.get("key"))
     if (prefix := criteria.get("key_prefix")) and ":" in prefix:
         tenants.append(prefix)
-    several = [queues] if isinstance(queues, str) else list(queues or ())
+    several = _several(criteria.get("queue"))
     names: list[str]
     if several and tenants:
         names = [name for queue in several for key in tenants for name in using.names_for(queue, key)]

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, TypeGuard
 from mtask.errors import InvalidLookup
 from mtask.model.documents import Task
 from mtask.model.encryption import readable
-from mtask.model.encryption.sealed import Sealed, is_sealed, refused
+from mtask.model.encryption.sealed import READABLE, Sealed, is_sealed, refused
 from mtask.model.publishing.lookup import LookupEntry
 from mtask.model.publishing.tenants import stored_key
 from mtask.model.run_logs import LogLine, RunLog
 from mtask.model.scheduling.schedules import Schedule
-from mtask.store.driver.operation import Operation
+from mtask.store.driver.operation import Operation, tasks
 from mtask.store.encryption.sealer import LOG, LOOKUP, MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer, canonical
 from mtask.store.encryption.sealing import load, sealer
-from mtask.store.streams.events import TaskEvent
+from mtask.store.streams.events import TaskEvent, without_readable
 
 Document = dict[str, Any]
 
@@ -54,12 +54,12 @@ _HOLDING = frozenset({"params", "lookup", "former_params", "again", "returns", "
 _COPIED = "it is not among the lookups with which these params were encrypted: it was copied here"
 
 
-def open_tasks(tasks: Sequence[Task]) -> Operation[None]:
+def open_tasks(found: Sequence[Task]) -> Operation[None]:
     """Decrypt the values of tasks in place, as far as the keys of this reader allow."""
     using = yield from sealer()
     if using is not None:
-        yield from load(using, (), (place.sealed.content[1:17] for task in tasks for place in places_in(task)))
-    for task in tasks:
+        yield from load(using, (), (place.sealed.content[1:17] for task in found for place in places_in(task)))
+    for task in found:
         open_task(using, task)
 
 
@@ -130,7 +130,8 @@ def _places_in(task: Task) -> tuple[list[Place], list[Bound]]:
     owner = owner_of(task)
     found: list[Place] = []
     bound: list[Bound] = []
-    for part in (task, *([] if task.again is None else [task.again])):
+    parts: list[Any] = [task] if task.again is None else [task, task.again]
+    for part in parts:
         told: list[Any] = []
         bound.append((part.lookup, told))
         found += _content_of(owner, part, told)
@@ -205,21 +206,26 @@ def _owner_of_schedule(schedule: Schedule) -> Owner:
 
 
 def open_logs(logs: Sequence[RunLog]) -> Operation[None]:
-    """Decrypt the lines of runs in place. In place of lines that cannot be decrypted, one line says why."""
-    encrypted = [log for log in logs if isinstance(log.sealed_lines, Sealed)]
-    if not encrypted:
-        return
+    """Decrypt the lines of runs in place. In place of lines that cannot be decrypted, or are refused, one says why."""
     using = yield from sealer()
-    if using is not None:
+    plain = [log for log in logs if log.lines and not isinstance(log.sealed_lines, Sealed)]
+    if plain and using is not None:
+        task_id = plain[0].task_id  # all logs are of one task
+        task = (yield tasks("find_one", {"_id": task_id}, {"queue": 1, "sealed": 1})) or {}
+        if must_be_sealed(using, str(task.get("queue")), task_id.partition(":")[2], task.get("sealed")):
+            for log in plain:
+                log.lines = [_unreadable(log, f"refused: {READABLE}")]
+    encrypted = [log for log in logs if isinstance(log.sealed_lines, Sealed)]
+    if encrypted and using is not None:
         yield from open_places(using, [_place_in_log(log) for log in encrypted])
     for log in encrypted:
         if isinstance(log.sealed_lines, Sealed):
-            log.lines = [_unreadable(log, log.sealed_lines.why)]
+            log.lines = [_unreadable(log, f"encrypted: {log.sealed_lines.why}")]
         else:
             try:
                 log.lines = [LogLine.model_validate(line) for line in log.sealed_lines]
             except (TypeError, ValueError):
-                log.lines = [_unreadable(log, "what was encrypted is no log of mtask")]
+                log.lines = [_unreadable(log, "encrypted: what was encrypted is no log of mtask")]
 
 
 def _place_in_log(log: RunLog) -> Place:
@@ -229,7 +235,7 @@ def _place_in_log(log: RunLog) -> Place:
 
 def _unreadable(log: RunLog, why: str) -> LogLine:
     log.first = max(0, log.line_cnt - 1)
-    return LogLine(time=log.update_time, level="WARNING", logger="mtask", message=f"(encrypted: {why})")
+    return LogLine(time=log.update_time, level="WARNING", logger="mtask", message=f"({why})")
 
 
 def readable_schedule(using: Sealer, schedule: Schedule, document: Mapping[str, Any]) -> Document:
@@ -266,16 +272,30 @@ def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:
             raise row[field].error
 
 
+def open_criteria(bulk_id: str, criteria: Document) -> Operation[Document]:
+    """Return the criteria of a bulk change with its params decrypted, as far as the keys of this reader allow."""
+    if not is_sealed(criteria.get("params")):
+        return criteria
+    using = yield from sealer()
+    sealed = Sealed(criteria["params"], field=f"params of the bulk change {bulk_id}")
+    if using is None:
+        return {**criteria, "params": sealed}
+    yield from load(using, (), [sealed.content[1:17]])
+    return {**criteria, "params": using.open_criteria(bulk_id, sealed)}
+
+
 def open_event(event: TaskEvent) -> Operation[TaskEvent]:
     """Return the event with its texts decrypted, if its queue or its tenant is certain."""
     using = yield from sealer()
     if using is None:
         return event
     owner = Owner(event.name, event.key, [] if event.queue is None else [event.queue])
+    if must_be_sealed(using, event.queue or "", event.key, None):
+        event = without_readable(event)
     texts: Document = {}
     for name, field in (("reason", REASON), ("message", MESSAGE)):
         text = getattr(event, name)
-        if isinstance(text, Sealed):
+        if _is_closed(text):
             yield from open_places(using, [Place(owner, field, text, _item_setter(texts, name))])
     return replace(event, **texts)
 
