@@ -98,16 +98,16 @@ def _walked(
             some = queues[start : start + most]
             ranges = {"queue": filters.any_of(some), STATUS: filters.any_of(statuses)}
             tested, is_one = asked.tested("status", "queue"), len(some) == len(statuses) == 1
-            pairs.append(Walk(FINISHED_INDEX, ranges, order, tested, first, last, fields, is_one))
+            pairs.append(Walk(FINISHED_INDEX, ranges, order, tested, first, last, fields, is_one, asked.is_discreet))
         return (yield from merged(pairs, limit, after, steps))
     index, ranges, used, is_one = RECENT_INDEX, Filter(), "lookup", True
     if criteria.get("lookup") is not None:
         index, ranges = LOOKUP_INDEX, filters.looked_up(criteria["lookup"])
         is_one = all(len(values) == 1 for values in criteria["lookup"].values())
-    elif asked.is_walk_of_tenant:
+    elif criteria.get("tenant") is not None:
         index, ranges, used = TENANT_INDEX, {"tenant": criteria["tenant"]}, "tenant"
     # A malformed document may lack its create_time: it is the last one of a list without a bound.
-    walk = Walk(index, ranges, order, asked.tested(used), asked.since, last, fields, is_one)
+    walk = Walk(index, ranges, order, asked.tested(used), asked.since, last, fields, is_one, asked.is_discreet)
     return (yield from descend(walk, limit, after, [sum(steps)]))
 
 
