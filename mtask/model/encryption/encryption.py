@@ -101,10 +101,6 @@ class Encryption:
         """The service that keeps the master key of new data keys."""
         return next(iter(self.kms_providers))
 
-    def prescribes(self, queue: str, key: str) -> bool:
-        """Whether the values of such a task must be encrypted, so that readable ones are refused."""
-        return self.wanted(queue, key)[0] is not None
-
     def document(self) -> dict[str, Any]:
         """Return the arguments of this object, for another process of the same worker."""
         made = {each.name: getattr(self, each.name) for each in fields(self)}

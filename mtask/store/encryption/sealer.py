@@ -75,6 +75,10 @@ class Sealer:
         required, may = self.vault.encryption.wanted(queue, key)
         return [*may, *([] if required is None else [required])]
 
+    def prescribes(self, queue: str, key: str) -> bool:
+        """Whether the values of such a task must be encrypted, so that readable ones are refused."""
+        return self.vault.encryption.wanted(queue, key)[0] is not None
+
     # --- encrypting -----------------------------------------------------------------------------------------
 
     def seal(self, key_name: str, name: str, key: str, field: str, value: Any) -> Any:

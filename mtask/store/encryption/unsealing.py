@@ -65,7 +65,7 @@ def open_tasks(found: Sequence[Task]) -> Operation[None]:
 
 def open_task(using: Sealer | None, task: Task) -> None:
     """Decrypt the values of a task in place with keys that are loaded, and refuse what does not belong there."""
-    readable.refuse_readable(task, None if using is None else using.vault.encryption.prescribes)
+    readable.refuse_readable(task, None if using is None else using.prescribes)
     if using is not None:
         places, bound = _places_in(task)
         open_loaded(using, places)
@@ -74,7 +74,7 @@ def open_task(using: Sealer | None, task: Task) -> None:
 
 def must_be_sealed(using: Sealer | None, queue: str, key: str, sealed: Any) -> bool:
     """Whether readable values of a task are refused: it says that it is encrypted, or this process prescribes it."""
-    return readable.must_be_sealed(sealed, queue, key, None if using is None else using.vault.encryption.prescribes)
+    return readable.must_be_sealed(sealed, queue, key, None if using is None else using.prescribes)
 
 
 def _check_lookups(task_id: str, bound: Sequence[Bound]) -> None:

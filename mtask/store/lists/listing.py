@@ -3,6 +3,9 @@
 A list walks along an index that has its order. Conditions that the index cannot meet are tested on the tasks that the
 walk passes, at most 2,000 for a page. Then the page ends, though it may not be full, and the list goes on from
 there. A few sets of tasks are found by other indexes: if such a set is small, it is sorted as a whole.
+
+A list of a tenant walks along the tenant's own tasks where it can. Where it passes those of others, it stops only at
+the end of an instant: so its cursor names none of them.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ def small_set(asked: Asked) -> Operation[Small | None]:
         return None
     names, keys, prefix = asked.several("name"), asked.several("key"), asked.prefix
     tenant = asked.criteria.get("tenant")
-    if tenant is not None and not keys:
-        # No walk along an index of all tasks: it would pass those of others.
-        if (yield from count_up_to({"tenant": tenant}, SORTED + 1, TENANT_INDEX)) <= SORTED:
-            return Small({"tenant": tenant}, TENANT_INDEX, ("tenant",))
+    # No walk along an index of all tasks: it would pass those of others.
+    of_tenant = {"tenant": tenant}
+    if tenant and not keys and (yield from count_up_to(of_tenant, SORTED + 1, TENANT_INDEX)) <= SORTED:
+        return Small(of_tenant, TENANT_INDEX, ("tenant",))
     if keys:
         known = names or (yield from names_of_tasks())
         if known is not None and len(known) * len(keys) <= _IDS:
