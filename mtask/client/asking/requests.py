@@ -46,6 +46,7 @@ from mtask.errors import (
 )
 from mtask.lazy import LazyModule
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.encryption.sealed import Sealed
 from mtask.model.publishing.identity import check_text
 from mtask.model.publishing.tenants import own_key
 from mtask.model.status import TaskStatus
@@ -257,8 +258,10 @@ def _begin(after: After, tenant: str | None) -> Operation[tuple[datetime, str] |
 
 
 def result_of(task: Task) -> Any:
-    """Return what the handler of a finished task returned; raise TaskFailed or TaskCanceled."""
+    """Return what the handler of a finished task returned; raise TaskFailed, TaskCanceled or DecryptionFailed."""
     if task.status is TaskStatus.SUCCESS:
+        if isinstance(task.returns, Sealed) and task.returns.is_final:
+            raise task.returns.error  # as a text it could be taken for what the handler returned
         return task.returns
     if task.status is TaskStatus.CANCELED:
         raise TaskCanceled(task.id, task.fail_reason)

@@ -124,12 +124,17 @@ def _names_for(using: Sealer, task: Task) -> list[str]:
 
 
 def _name_for(using: Sealer, task: Task) -> str | None:
-    """Return the data key of what a run of this task writes. None: it stays readable.
+    """Return the data key of what a run of this task writes. None: it stays readable."""
+    return _chosen(using, task.queue, task.key, task.sealed)
+
+
+def _chosen(using: Sealer, queue: str, key: str, sealed: str | None) -> str | None:
+    """Return the data key of such a task. `sealed`: the data key that encrypts it, by its document.
 
     An encrypted task stays encrypted, also if the configuration of this process does not ask for it.
     """
-    name = using.vault.name_of(task.queue, task.key)
-    return task.sealed if name is None and task.sealed in key_names([task.queue], task.key) else name
+    name = using.vault.name_of(queue, key)
+    return sealed if name is None and sealed in key_names([queue], key) else name
 
 
 def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
@@ -186,13 +191,14 @@ def seal_logs(logs: Sequence[RunLines]) -> Operation[list[RunLines]]:
     using = yield from sealer()
     if using is None:
         return list(logs)
-    yield from load(using, sorted({name for log in logs for name in using.names_for(log.queue, log.key)}))
+    names = {name for log in logs for name in using.names_for(log.queue, log.key)}
+    yield from load(using, sorted(names | {log.key_name for log in logs if log.key_name is not None}))
     return [_sealed_log(using, log) for log in logs]
 
 
 def _sealed_log(using: Sealer, log: RunLines) -> RunLines:
     try:
-        name = using.vault.name_of(log.queue, log.key)
+        name = _chosen(using, log.queue, log.key, log.key_name)
         sealed = None if name is None else using.seal(name, log.name, log.key, LOG, list(log.lines))
     except EncryptionError:  # the data key was removed meanwhile: nothing may be stored readable
         return replace(log, first=log.line_cnt, lines=())

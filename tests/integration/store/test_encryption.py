@@ -115,6 +115,8 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
     forged = {
         "lookup": [{"k": "user", "v": second["lookup"][0]["v"]}],
         "task_state.worker_states": [run],
+        "task_state.status": "SUCCESS",
+        "task_state.finish_time": run["success_time"],
         "former_params": [{"params": {"x": "forged"}, "until": first["task_state"]["create_time"]}],
     }
     client.tasks.update_one({"_id": "a:acme:1"}, {"$set": forged})
@@ -124,7 +126,7 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
     assert "it was copied here" in task.lookup[0].v.why
     assert isinstance(task.returns, Sealed)
     with pytest.raises(DecryptionFailed, match=r"returns of task 'a:acme:1'.*stored readable"):
-        raise task.returns.error
+        client.result("a", "acme:1")
     assert isinstance(task.former_params[0].params, Sealed)
     assert isinstance(task.runs[0].progress.message, Sealed)  # type: ignore[union-attr]
     fields = ["lookup", "lookup.v", "returns", "runs", "task_state.worker_states.returns", "former_params"]

@@ -353,9 +353,16 @@ async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encry
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     keys = encryption_of(database_name, queues=[])
-    async with secret_bench(mongo_uri, database_name, mongo, app_of_secrets([]), encryption=keys) as (_, client):
+    given: dict[str, Any] = {"encryption": keys, "logs": LogOptions(keep=5)}
+    async with secret_bench(mongo_uri, database_name, mongo, app_of_secrets([]), **given) as (_, client):
         await client.publish("echo", {"text": "x"}, key="k", queue=QUEUE)
         assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
+
+        async def logged() -> bool:
+            return any(log.is_over for log in await client.logs("echo", "k"))
+
+        await until(logged)
+        assert [line.message for line in (await client.logs("echo", "k"))[0].lines] == [f"{MARKER} line"]
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
