@@ -19,11 +19,13 @@ from pymongo import ReturnDocument
 from mtask.errors import BulkNotFound, DuplicateKey, InvalidInput
 from mtask.model.bulk import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
 from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.encryption.sealed import Sealed
 from mtask.model.listing import cursor_of, place_of
 from mtask.model.status import TaskStatus
 from mtask.store import callbacks
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.driver.operation import Operation, bulks, tasks
+from mtask.store.encryption import unsealing
 from mtask.store.flows import operating
 from mtask.store.layout import setup
 from mtask.store.lists import listing
@@ -128,7 +130,9 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
     if document is None:
         return Step((yield from get(bulk_id)), False)
     bulk = BulkDocument.model_validate(document)
-    criteria = parse_extended(bulk.criteria, "criteria")
+    criteria = yield from criteria_of(bulk)
+    if isinstance(criteria.get("params"), Sealed):
+        raise criteria["params"].error
     order = order_of(criteria)
     place = None if bulk.cursor is None else place_of(bulk.cursor, order)
     asked = Asked(criteria, until=bulk.cutoff + _MS, by=order)
@@ -161,6 +165,11 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
     if after is None:  # the lease lapsed meanwhile, and another process goes on
         return Step((yield from get(bulk_id)), False)
     return Step(after, True)
+
+
+def criteria_of(bulk: BulkDocument) -> Operation[Document]:
+    """Return the criteria of a bulk change, decrypted as far as the keys of this reader allow."""
+    return (yield from unsealing.open_criteria(bulk.id, parse_extended(bulk.criteria, "criteria")))
 
 
 def _change_flows(action: Action, keys: Sequence[Any], among: filters.Filter, own: filters.Filter) -> Operation[int]:

@@ -38,6 +38,7 @@ class RunLines:
     size: int  #: of the lines, in bytes
     sealed: Any = None  #: the lines, if they are encrypted; then `lines` is empty
     sealed_cnt: int = 0
+    key_name: str | None = None  #: the data key that encrypts the task
 
     @property
     def task_id(self) -> str:

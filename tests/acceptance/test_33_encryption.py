@@ -62,10 +62,10 @@ def test_bare_driver_with_the_key_reads_what_mtask_encrypted(stage: Stage, key_f
             providers, f"{stage.database}.vault", driver, driver.codec_options
         )
         sealed = encryption.decrypt(document["params"])
-        assert sealed == {"v": {"value": MARKER}, "name": "noop", "key": "k", "field": "params"}
+        assert sealed == {"v": {"value": MARKER}, "name": "noop", "key": "k", "field": "params", "lookup": []}
         assert encryption.decrypt(runs_of(document)[-1]["returns"])["v"] == MARKER
         # And the other way round: mtask runs what a bare driver has encrypted.
-        content = {"v": {"value": "from elsewhere"}, "name": "noop", "key": "j", "field": "params"}
+        content = {"v": {"value": "from elsewhere"}, "name": "noop", "key": "j", "field": "params", "lookup": []}
         name = "AEAD_AES_256_CBC_HMAC_SHA_512-Random"
         params = encryption.encrypt(content, name, key_alt_name="mtask/queue:default")
         with Client(stage.uri, database=stage.database) as plain:

@@ -6,18 +6,23 @@ from tests.faults.mutant import Edit, Mutation
 
 _KEYS = "mtask/worker/admission/keys.py"
 _RUNNER = "mtask/worker/running/runner.py"
+_BULK = "mtask/client/operating/bulk.py"
+_READABLE = "mtask/model/encryption/readable.py"
+_SCHEDULES = "mtask/model/scheduling/schedules.py"
 _SEALER = "mtask/store/encryption/sealer.py"
+_UNSEALING = "mtask/store/encryption/unsealing.py"
 _VAULT = "mtask/store/encryption/vault.py"
 
 _STORE = "tests/integration/store/test_encryption.py"
 _WORKER = "tests/integration/worker/test_encryption.py"
+_ENDED = f"{_WORKER}::test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_value"
 _REFUSED = f"{_STORE}::test_value_that_does_not_belong_to_the_task_is_refused"
 
 ENCRYPTION_MUTATIONS = (
     Mutation(
         "value-of-another-task-believed",
         "A reader does not look to which task an encrypted value belongs.",
-        (Edit(_SEALER, 'if not is_here or owner.name != found.get("name") or field', "if field"),),
+        (Edit(_SEALER, "if not owner.owns(found) or field", "if field"),),
         (_REFUSED,),
     ),
     Mutation(
@@ -25,6 +30,36 @@ ENCRYPTION_MUTATIONS = (
         "A reader does not look to which field an encrypted value belongs.",
         (Edit(_SEALER, ' or field != found.get("field"):', ":"),),
         (_REFUSED,),
+    ),
+    Mutation(
+        "readable-value-in-an-encrypted-task-believed",
+        "A reader takes a readable value in a task that says that it is encrypted.",
+        (Edit(_READABLE, "return sealed is not None or (", "return False or ("),),
+        (_REFUSED,),
+    ),
+    Mutation(
+        "readable-task-believed-where-encryption-is-prescribed",
+        "A worker runs a readable task although its configuration says that such tasks must be encrypted.",
+        (Edit(_READABLE, "(prescribes is not None and prescribes(queue, key))", "False"),),
+        (_ENDED,),
+    ),
+    Mutation(
+        "copied-lookup-believed",
+        "A reader does not compare the lookups of a task with what its params say of them.",
+        (Edit(_UNSEALING, "if not entries or not told or None in told:", "if True:"),),
+        (_ENDED,),
+    ),
+    Mutation(
+        "params-of-a-schedule-believed-in-any-task",
+        "The params of a schedule pass in each task whose key begins like those of the schedule.",
+        (Edit(_SCHEDULES, " and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None", ""),),
+        (_ENDED,),
+    ),
+    Mutation(
+        "params-of-a-bulk-change-stored-readable",
+        "The params by which a bulk change finds its tasks lie readable in the database for a week.",
+        (Edit(_BULK, "stored = yield from sealing.seal_params_of_bulk(bulk_id, wanted)", "stored = wanted"),),
+        (f"{_STORE}::test_params_of_a_bulk_change_are_encrypted_while_they_are_stored",),
     ),
     Mutation(
         "key-of-another-tenant-believed",

@@ -15,6 +15,7 @@ _QUEUE = "mtask/worker/state/queue.py"
 _READERS = "mtask/store/streams/readers.py"
 _SCANS = "mtask/worker/discovery/turns.py"
 _SCHEMA = "mtask/store/layout/schema.py"
+_WALKS = "mtask/store/lists/walks.py"
 _TENANTS = "mtask/model/publishing/tenants.py"
 
 _CLIENT_TESTS = "tests/integration/client/test_tenants.py"
@@ -122,6 +123,12 @@ TENANT_MUTATIONS = (
         "Scans bring the tasks of a tenant that has to wait, and no others.",
         (Edit(_TARGETS, "tenants.setdefault((pool.queue, level), []).append(pool.tenant)", "pass"),),
         (f"{_LIMITS_TESTS}::test_tasks_of_a_tenant_at_its_limit_hide_no_tasks_of_others_from_scans",),
+    ),
+    Mutation(
+        "cursor-names-a-task-of-others",
+        "The cursor of a tenant holds the place at which the list has stopped, whosever task that is.",
+        (Edit(_WALKS, 'else Place(place.time, "")', "else place"),),
+        (f"{_CLIENT_TESTS}::test_cursors_of_a_tenant_tell_nothing_of_others_in_a_database_of_many_names",),
     ),
     Mutation(
         "tenants-share-a-pool",

@@ -47,6 +47,7 @@ from mtask.errors import (
 )
 from mtask.lazy import LazyModule
 from mtask.model.documents import Task, WorkerDocument
+from mtask.model.encryption.sealed import Sealed
 from mtask.model.publishing.identity import check_text
 from mtask.model.publishing.tenants import own_key
 from mtask.model.status import TaskStatus
@@ -54,6 +55,7 @@ from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing
 from mtask.store.statements import filters
+from mtask.store.statements.requests import NewParams
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import NewTask, Policy, Published
 
@@ -259,10 +261,15 @@ def _begin(after: After, tenant: str | None) -> Operation[tuple[datetime, str] |
 
 
 def result_of(task: Task) -> Any:
-    """Return what the handler of a finished task returned; raise ResultLost, TaskFailed or TaskCanceled."""
+    """Return what the handler of a finished task returned.
+
+    Raises ResultLost, DecryptionFailed, TaskFailed or TaskCanceled.
+    """
     if task.status is TaskStatus.SUCCESS:
         if task.returns_lost is not None:
             raise ResultLost(task.id, task.returns_lost)
+        if isinstance(task.returns, Sealed) and task.returns.is_final:
+            raise task.returns.error  # as a text it could be taken for what the handler returned
         return task.returns
     if task.status is TaskStatus.CANCELED:
         raise TaskCanceled(task.id, task.fail_reason)
@@ -340,13 +347,13 @@ def _run_again(
     task_id: str, given: Sequence[Any], also: filters.Filter | None, *, everything: bool
 ) -> Operation[queries.Document]:
     yield from flow_operating.check_dependencies(task_id)
-    sealed, new = None, list(given)
+    new = [NewParams(params) for params in given]
     if new and (yield from sealing.sealer()) is not None:
         # The data key is that of the queue in which the task is now, or that of its tenant.
         document = yield from queries.get(task_id)
-        new[0], sealed = yield from sealing.seal_params(task_id, document["queue"], new[0])
-        also = {**(also or {}), "queue": document["queue"]}
-    return (yield from queries.run_again(task_id, everything=everything, params=new, sealed=sealed, also=also))
+        new = [(yield from sealing.seal_params((yield from _readable(document)), given[0]))]
+        also = {**(also or {}), "queue": document["queue"], "lookup": document.get("lookup")}
+    return (yield from queries.run_again(task_id, everything=everything, params=new, also=also))
 
 
 def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:

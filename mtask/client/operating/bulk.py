@@ -18,7 +18,7 @@ from mtask.model.bulk import PLAN_LASTS, Action, BulkDocument, Plan, check_actio
 from mtask.model.documents import describe_validation
 from mtask.model.publishing.tenants import prefix_of
 from mtask.store import bulk, diagnosis
-from mtask.store.driver.extended_json import extended_exactly, parse_extended
+from mtask.store.driver.extended_json import extended_exactly
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing
 from mtask.store.lists import counting
@@ -88,8 +88,10 @@ def plan(
         # The criteria are stored, so they hold no lookup in a readable form if the tasks do not either.
         wanted = yield from sealing.seal_criteria(checked, sealed_only=True)
         found = yield from counting.count(wanted)
-        text = json.dumps(extended_exactly(wanted), ensure_ascii=True)
-        made = Plan(secrets.token_hex(12), known, text, within, now, now + PLAN_LASTS)
+        bulk_id = secrets.token_hex(12)
+        stored = yield from sealing.seal_params_of_bulk(bulk_id, wanted)
+        text = json.dumps(extended_exactly(stored), ensure_ascii=True)
+        made = Plan(bulk_id, known, text, within, now, now + PLAN_LASTS)
         return BulkPlan(known, found, signed(made, secret), made.cutoff, made.expires)
 
     return operation()
@@ -106,7 +108,7 @@ def begin(text: str, within: str | None, action: str | None) -> Operation[Bulk]:
 
     def operation() -> Operation[Bulk]:
         now = yield from diagnosis.server_time()
-        return bulk_of((yield from bulk.begin(text, known, within, now)))
+        return (yield from bulk_of((yield from bulk.begin(text, known, within, now))))
 
     return operation()
 
@@ -116,7 +118,8 @@ def logged_as(begun: Bulk) -> tuple[Intent, str]:
 
     Of params and lookups, the log holds the names alone.
     """
-    hidden = {name: list(begun.criteria[name]) for name in ("params", "lookup") if begun.criteria.get(name)}
+    hidden = {name: begun.criteria[name] for name in ("params", "lookup") if begun.criteria.get(name)}
+    hidden = {name: list(value) if isinstance(value, Mapping) else str(value) for name, value in hidden.items()}
     return _INTENTS[begun.action], said({**begun.criteria, **hidden})
 
 
@@ -128,22 +131,26 @@ def get(bulk_id: str) -> Operation[Bulk]:
 
 
 def _get(bulk_id: str) -> Operation[Bulk]:
-    return bulk_of((yield from bulk.get(bulk_id)))
+    return (yield from bulk_of((yield from bulk.get(bulk_id))))
 
 
 def every(limit: int, within: str | None) -> Operation[list[Bulk]]:
     """Return the newest bulk changes. With `within`, return only those that were restricted to these keys."""
-    return [bulk_of(document) for document in (yield from bulk.every(limit, within))]
+    found = []
+    for document in (yield from bulk.every(limit, within)):
+        opened = yield from bulk_of(document)
+        found.append(opened)
+    return found
 
 
-def bulk_of(document: Mapping[str, Any]) -> Bulk:
-    """Return a document as a bulk change; raise SchemaMismatch."""
+def bulk_of(document: Mapping[str, Any]) -> Operation[Bulk]:
+    """Return a document as a bulk change, with its criteria decrypted; raise SchemaMismatch."""
     try:
         found = BulkDocument.model_validate(document)
         return Bulk(
             found.id,
             found.action,
-            parse_extended(found.criteria, "criteria"),
+            (yield from bulk.criteria_of(found)),
             found.within,
             found.cutoff,
             found.begin_time,
@@ -169,7 +176,7 @@ class Carrying:
         """Carry out the next batch, unless another process does."""
         found = yield from bulk.step(self.bulk_id, self.holder)
         self.is_ours = found.is_ours
-        return bulk_of(found.document)
+        return (yield from bulk_of(found.document))
 
     def pause(self, took: float) -> float:
         """Return the pause after a batch, in seconds. `took`: the time that the batch took, in seconds."""

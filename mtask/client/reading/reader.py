@@ -47,9 +47,7 @@ class _Reader:
 
     def _opening(self) -> Operation[None] | None:
         """Return the operation that decrypts the texts of the events that wait; None: it is not needed."""
-        if self._sealer is None or not any(
-            isinstance(text, Sealed) for e in self._found for text in (e.reason, e.message)
-        ):
+        if self._sealer is None or not any(isinstance(e.reason, Sealed) or e.message for e in self._found):
             return None
         return self._opened()
 

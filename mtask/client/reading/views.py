@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.model.documents import Task, WorkerDocument, describe_validation
+from mtask.model.encryption.readable import refuse_readable
 from mtask.model.publishing.identity import check_key, check_name, is_text
 from mtask.model.publishing.lookup import Lookup, values_by_name
 from mtask.model.publishing.tenants import prefix_of
@@ -44,9 +45,12 @@ class StatRow:
 def task_of(document: Mapping[str, Any]) -> Task:
     """Return the document as a Task; raise MalformedTask."""
     try:
-        return Task.model_validate(document)
+        task = Task.model_validate(document)
     except ValidationError as error:
         raise MalformedTask(str(document.get("_id")), describe_validation(error)) from None
+    if task.sealed is not None or task.again is not None:
+        refuse_readable(task)
+    return task
 
 
 def tasks_of(documents: Iterable[Mapping[str, Any]]) -> list[Task]:

@@ -59,7 +59,7 @@ class Encryption:
     `queues` and `tenants` name the queues and tenants whose tasks must be encrypted: publishing raises DataKeyNotFound
     if one of them has no data key. "*", the default, encrypts the tasks of all queues and tenants that have a data key,
     and no other tasks. The tenant of a task is the text before the first colon of its key. A tenant's data key goes
-    before that of the queue.
+    before that of the queue. Readable values of tasks that must be encrypted are refused.
 
     `uri` is the server of the key vault (default: that of the client), and `master_key` the key in a remote service
     with which new data keys are encrypted. Raises InvalidInput.

@@ -13,6 +13,7 @@ SUBTYPE = 6
 #: The fewest bytes of an encrypted value: the kind of encryption, the id of the data key, the type of the value.
 MIN_BYTES = 18
 NO_KEYS = "no keys are given: use encryption=Encryption(...), or --encryption-key-file"
+READABLE = "it must be encrypted, and is stored readable: publish the task anew, with the keys"
 
 
 class Sealed(str):
@@ -51,9 +52,19 @@ class Sealed(str):
     __getitem__ = get = _refuse
 
 
+def refused(task_id: str, field: str, why: str = READABLE) -> Sealed:
+    """Return what stands for a value that no key makes credible."""
+    return Sealed(b"", why, task_id, field, is_final=True)
+
+
 def is_sealed(value: Any) -> bool:
     """Whether a stored value is an encrypted one."""
     return getattr(value, "subtype", None) == SUBTYPE and isinstance(value, bytes) and len(value) >= MIN_BYTES
+
+
+def is_encrypted(params: Any) -> bool:
+    """Whether stored params are encrypted, or some of the calls that a task has collected."""
+    return sealed_in(params) is not params
 
 
 def sealed_in(value: Any) -> Any:

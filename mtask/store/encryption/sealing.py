@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 
 from mtask.errors import EncryptionError, InvalidInput, WorkersTooOld
 from mtask.model.documents import Task
-from mtask.model.encryption.sealed import NO_KEYS
+from mtask.model.encryption.encryption import QUEUE, TENANT, key_names
+from mtask.model.encryption.sealed import NO_KEYS, Sealed
 from mtask.model.publishing.tenants import stored_key
 from mtask.store import workers
 from mtask.store.driver.operation import Call, Operation
-from mtask.store.encryption.sealer import LOG, MESSAGE, PARAMS, REASON, RETURNS, Sealer
+from mtask.store.encryption.sealer import LOG, MESSAGE, REASON, RETURNS, Sealer
 from mtask.store.run_logs import RunLines
 from mtask.store.statements.outcome import Outcome
 from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.requests import NewParams
 from mtask.store.tasks.publishing import NewTask
 
 T = TypeVar("T")
@@ -70,18 +72,28 @@ def _sealed_task(using: Sealer, task: NewTask) -> NewTask:
     if name is None:
         return task
     lookup = None if task.lookup is None else using.seal_lookup(name, task.lookup)
-    return replace(task, params=using.seal(name, task.name, task.key, PARAMS, task.params), lookup=lookup, sealed=name)
+    params = using.seal_params(name, task.name, task.key, task.params, task.lookup)
+    return replace(task, params=params, lookup=lookup, sealed=name)
 
 
-def seal_params(task_id: str, queue: str, params: Any) -> Operation[tuple[Any, str | None]]:
-    """Encrypt new params of a task that exists. Return them, and the name of their data key or None."""
+def seal_params(task: Task, params: Any) -> Operation[NewParams]:
+    """Encrypt new params of a task that exists, and its lookups with them. The task is decrypted.
+
+    Raises DecryptionFailed if its lookups are refused: the new params would say that they belong to the task.
+    """
     using = yield from sealer()
     if using is None:
-        return params, None
-    name, _, key = task_id.partition(":")
-    yield from _load_to_publish(using, [(queue, key)])
-    key_name = using.vault.name_of(queue, key)
-    return (params, None) if key_name is None else (using.seal(key_name, name, key, PARAMS, params), key_name)
+        return NewParams(params)
+    yield from _load_to_publish(using, [(task.queue, task.key)])
+    name = using.vault.name_of(task.queue, task.key)
+    if name is None:
+        return NewParams(params)
+    for entry in task.lookup or ():
+        if isinstance(entry.v, Sealed):
+            raise entry.v.error
+    lookup = None if task.lookup is None else [{"k": entry.k, "v": entry.v} for entry in task.lookup]
+    sealed = using.seal_params(name, task.name, task.key, params, lookup)
+    return NewParams(sealed, name, None if lookup is None else using.seal_lookup(name, lookup))
 
 
 def seal_owed(batch: Sequence[OwedTask]) -> Operation[list[OwedTask]]:
@@ -99,10 +111,30 @@ def _sealed_owed(using: Sealer, one: OwedTask) -> OwedTask:
     name = using.vault.name_of(fixed["queue"], fixed["key"])
     if name is None:
         return one
-    made = {**fixed, "params": using.seal(name, fixed["name"], fixed["key"], PARAMS, fixed["params"]), "sealed": name}
-    if fixed.get("lookup") is not None:
-        made["lookup"] = using.seal_lookup(name, fixed["lookup"])
+    lookup = fixed.get("lookup")
+    params = using.seal_params(name, fixed["name"], fixed["key"], fixed["params"], lookup)
+    made = {**fixed, "params": params, "sealed": name}
+    if lookup is not None:
+        made["lookup"] = using.seal_lookup(name, lookup)
     return replace(one, fixed=made)
+
+
+def _names_for(using: Sealer, task: Task) -> list[str]:
+    return [*using.names_for(task.queue, task.key), *([] if task.sealed is None else [task.sealed])]
+
+
+def _name_for(using: Sealer, task: Task) -> str | None:
+    """Return the data key of what a run of this task writes. None: it stays readable."""
+    return _chosen(using, task.queue, task.key, task.sealed)
+
+
+def _chosen(using: Sealer, queue: str, key: str, sealed: str | None) -> str | None:
+    """Return the data key of such a task. `sealed`: the data key that encrypts it, by its document.
+
+    An encrypted task stays encrypted, also if the configuration of this process does not ask for it.
+    """
+    name = using.vault.name_of(queue, key)
+    return sealed if name is None and sealed in key_names([queue], key) else name
 
 
 def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
@@ -110,7 +142,7 @@ def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
     using = yield from sealer()
     if using is None:
         return outcome
-    names = using.names_for(task.queue, task.key)
+    names = _names_for(using, task)
     if outcome.next is not None:
         names += using.names_for(outcome.next.fixed["queue"], outcome.next.fixed["key"])
     yield from load(using, names)
@@ -119,7 +151,7 @@ def seal_outcome(task: Task, outcome: Outcome) -> Operation[Outcome]:
 
 def sealed_outcome(using: Sealer, task: Task, outcome: Outcome) -> Outcome:
     """Encrypt an outcome with keys that are loaded."""
-    name = using.vault.name_of(task.queue, task.key)
+    name = _name_for(using, task)
     following = None if outcome.next is None else _sealed_owed(using, outcome.next)
     if name is None:
         return outcome if following is None else replace(outcome, next=following)
@@ -138,8 +170,10 @@ def sealed_progress(using: Sealer, task: Task, progress: Mapping[str, Any] | Non
     """Encrypt the message of a progress. Its fraction stays readable."""
     if progress is None or type(progress.get("message")) is not str:
         return progress
-    message = using.seal_text(task.queue, task.name, task.key, MESSAGE, progress["message"])
-    return {**progress, "message": message}
+    name = _name_for(using, task)
+    if name is None:
+        return progress
+    return {**progress, "message": using.seal(name, task.name, task.key, MESSAGE, progress["message"])}
 
 
 def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
@@ -147,8 +181,8 @@ def seal_value(task: Task, field: str, value: Any) -> Operation[Any]:
     using = yield from sealer()
     if using is None or value is None:
         return value
-    yield from load(using, using.names_for(task.queue, task.key))
-    name = using.vault.name_of(task.queue, task.key)
+    yield from load(using, _names_for(using, task))
+    name = _name_for(using, task)
     return value if name is None else using.seal(name, task.name, task.key, field, value)
 
 
@@ -157,13 +191,14 @@ def seal_logs(logs: Sequence[RunLines]) -> Operation[list[RunLines]]:
     using = yield from sealer()
     if using is None:
         return list(logs)
-    yield from load(using, sorted({name for log in logs for name in using.names_for(log.queue, log.key)}))
+    names = {name for log in logs for name in using.names_for(log.queue, log.key)}
+    yield from load(using, sorted(names | {log.key_name for log in logs if log.key_name is not None}))
     return [_sealed_log(using, log) for log in logs]
 
 
 def _sealed_log(using: Sealer, log: RunLines) -> RunLines:
     try:
-        name = using.vault.name_of(log.queue, log.key)
+        name = _chosen(using, log.queue, log.key, log.key_name)
         sealed = None if name is None else using.seal(name, log.name, log.key, LOG, list(log.lines))
     except EncryptionError:  # the data key was removed meanwhile: nothing may be stored readable
         return replace(log, first=log.line_cnt, lines=())
@@ -182,7 +217,7 @@ def seal_schedule(schedule_id: str, fields: Mapping[str, Any]) -> Operation[Docu
     if name is None:
         return dict(fields)
     lookup = None if fields["lookup"] is None else using.seal_lookup(name, fields["lookup"])
-    params = using.seal_of_schedule(name, fields["name"], base, fields["params"])
+    params = using.seal_of_schedule(name, fields["name"], base, fields["params"], fields["lookup"])
     return {**fields, "params": params, "lookup": lookup, "sealed": name}
 
 
@@ -205,17 +240,42 @@ def seal_criteria(criteria: Mapping[str, Any], *, sealed_only: bool = False) -> 
     return {**given, "lookup": found}
 
 
+def seal_params_of_bulk(bulk_id: str, criteria: Mapping[str, Any]) -> Operation[Document]:
+    """Encrypt the params by which a bulk change finds its tasks, as its criteria are stored for days.
+
+    This takes the data key of the tenant or queue that the criteria name, or else any. Without a data key, they stay
+    readable.
+    """
+    using = yield from sealer()
+    given = dict(criteria)
+    if using is None or not given.get("params"):
+        return given
+    named = [QUEUE + queue for queue in _several(given.get("queue"))]
+    if given.get("tenant") is not None:
+        named.insert(0, TENANT + given["tenant"])
+    rows = yield Call("keys", "every")
+    names = [row.name for row in rows if row.remove_time is None]
+    for name in sorted(names, key=lambda name: named.index(name) if name in named else len(named)):
+        yield from load(using, [name])
+        if using.vault.problem_of(name) is None:
+            return {**given, "params": using.seal_criteria(name, bulk_id, given["params"])}
+    return given
+
+
+def _several(wanted: Any) -> list[str]:
+    return [] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+
+
 def _may_be_sealed(value: Any) -> bool:
     # Such values cannot be encrypted, so only readable tasks have them.
     return not isinstance(value, bool | float)
 
 
 def _names_to_look_under(using: Sealer, criteria: Mapping[str, Any]) -> Operation[list[str]]:
-    queues, keys = criteria.get("queue"), criteria.get("key")
-    tenants = [f"{keys}"] if isinstance(keys, str) else list(keys or ())
+    tenants = _several(criteria.get("key"))
     if (prefix := criteria.get("key_prefix")) and ":" in prefix:
         tenants.append(prefix)
-    several = [queues] if isinstance(queues, str) else list(queues or ())
+    several = _several(criteria.get("queue"))
     names: list[str]
     if several and tenants:
         names = [name for queue in several for key in tenants for name in using.names_for(queue, key)]

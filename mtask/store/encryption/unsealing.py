@@ -1,24 +1,43 @@
-"""Operations that decrypt what was read, as far as the keys of this reader allow."""
+"""Operations that decrypt what was read, as far as the keys of this reader allow.
+
+What must be encrypted and is not, and what was encrypted for another place, is refused: a Sealed stands for it, which
+no key makes readable.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
+from mtask.errors import InvalidLookup
 from mtask.model.documents import Task
-from mtask.model.encryption.sealed import Sealed, is_sealed
+from mtask.model.encryption import readable
+from mtask.model.encryption.sealed import READABLE, Sealed, is_sealed, refused
+from mtask.model.publishing.lookup import LookupEntry
 from mtask.model.publishing.tenants import stored_key
 from mtask.model.run_logs import LogLine, RunLog
 from mtask.model.scheduling.schedules import Schedule
-from mtask.store.driver.operation import Operation
-from mtask.store.encryption.sealer import LOG, MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer
+from mtask.store.driver.operation import Operation, tasks
+from mtask.store.encryption.sealer import LOG, LOOKUP, MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer, canonical
 from mtask.store.encryption.sealing import load, sealer
-from mtask.store.streams.events import TaskEvent
+from mtask.store.streams.events import TaskEvent, without_readable
 
 Document = dict[str, Any]
-#: One value to decrypt: where it belongs, its field, the value, and the function that puts the result in its place.
-Place = tuple[Owner, str, Sealed, Callable[[Any], None]]
+
+
+class Place(NamedTuple):
+    """One value to decrypt."""
+
+    owner: Owner
+    field: str
+    sealed: Sealed
+    put: Callable[[Any], None]  #: puts the result in its place
+    told: list[Any] | None = None  #: takes what params say of the lookups of their task
+
+
+#: The lookups in a part of a document, and what its params say of them.
+Bound = tuple[Sequence[LookupEntry] | None, list[Any]]
 #: The names of fields in documents that hold encrypted values, and the names under which they are encrypted.
 _FIELDS: Mapping[str, str] = {
     "params": PARAMS,
@@ -29,31 +48,68 @@ _FIELDS: Mapping[str, str] = {
     "message": MESSAGE,
 }
 #: The fields without which values of a partial read cannot be checked.
-_OWNING = ("queue", "task_state.former_queues")
+_OWNING = ("queue", "task_state.former_queues", "sealed")
+#: The first parts of the fields that hold what must be encrypted.
+_HOLDING = frozenset({"params", "lookup", "former_params", "again", "returns", "runs", "task_state"})
+_COPIED = "it is not among the lookups with which these params were encrypted: it was copied here"
 
 
-def open_tasks(tasks: Sequence[Task]) -> Operation[None]:
+def open_tasks(found: Sequence[Task]) -> Operation[None]:
     """Decrypt the values of tasks in place, as far as the keys of this reader allow."""
     using = yield from sealer()
     if using is not None:
-        yield from open_places(using, [place for task in tasks for place in places_in(task)])
+        yield from load(using, (), (place.sealed.content[1:17] for task in found for place in places_in(task)))
+    for task in found:
+        open_task(using, task)
+
+
+def open_task(using: Sealer | None, task: Task) -> None:
+    """Decrypt the values of a task in place with keys that are loaded, and refuse what does not belong there."""
+    readable.refuse_readable(task, None if using is None else using.prescribes)
+    if using is not None:
+        places, bound = _places_in(task)
+        open_loaded(using, places)
+        _check_lookups(task.id, bound)
+
+
+def must_be_sealed(using: Sealer | None, queue: str, key: str, sealed: Any) -> bool:
+    """Whether readable values of a task are refused: it says that it is encrypted, or this process prescribes it."""
+    return readable.must_be_sealed(sealed, queue, key, None if using is None else using.prescribes)
+
+
+def _check_lookups(task_id: str, bound: Sequence[Bound]) -> None:
+    """Refuse lookups of which the params say nothing. Params that mtask 0.2 encrypted do not tell the lookups."""
+    for lookup, told in bound:
+        entries = [entry for entry in lookup or () if not isinstance(entry.v, Sealed)]
+        if not entries or not told or None in told:
+            continue
+        if not any(all(_is_told(entry, texts) for entry in entries) for texts in told):
+            for entry in entries:
+                entry.v = refused(task_id, f"lookup {entry.k}", _COPIED)
+
+
+def _is_told(entry: LookupEntry, texts: Any) -> bool:
+    try:
+        return canonical(entry.k, entry.v) in texts
+    except InvalidLookup:  # no such value can have been encrypted
+        return False
 
 
 def open_places(using: Sealer, places: Sequence[Place]) -> Operation[None]:
     """Decrypt these values, and put each in its place."""
     if not places:
         return
-    yield from load(using, (), (sealed.content[1:17] for _, _, sealed, _ in places))
+    yield from load(using, (), (place.sealed.content[1:17] for place in places))
     open_loaded(using, places)
 
 
 def open_loaded(using: Sealer, places: Iterable[Place]) -> None:
     """Decrypt these values with keys that are loaded."""
-    for owner, field, sealed, put in places:
+    for owner, field, sealed, put, told in places:
         if field.startswith("lookup "):
             put(using.open_lookup(owner, field.removeprefix("lookup "), sealed))
         else:
-            put(using.open(owner, field, sealed))
+            put(using.open(owner, field, sealed, told))
 
 
 def owner_of(task: Task) -> Owner:
@@ -66,35 +122,53 @@ def owner_of(task: Task) -> Owner:
 
 def places_in(task: Task) -> list[Place]:
     """Return the encrypted values of a task."""
+    return _places_in(task)[0]
+
+
+def _places_in(task: Task) -> tuple[list[Place], list[Bound]]:
+    """Return the encrypted values of a task, and its parts with lookups."""
     owner = owner_of(task)
     found: list[Place] = []
-    parts: list[Any] = [task, *task.former_params]
-    if task.again is not None:
-        parts.append(task.again)
+    bound: list[Bound] = []
+    parts: list[Any] = [task] if task.again is None else [task, task.again]
     for part in parts:
-        found += _params_in(owner, part)
-        for entry in getattr(part, "lookup", None) or ():
-            if isinstance(entry.v, Sealed):
-                found.append((owner, f"lookup {entry.k}", entry.v, _setter(entry, "v")))
-    if isinstance(task.task_state.reason, Sealed):
-        found.append((owner, REASON, task.task_state.reason, _setter(task.task_state, "reason")))
+        told: list[Any] = []
+        bound.append((part.lookup, told))
+        found += _content_of(owner, part, told)
+    for former in task.former_params:
+        found += _params_in(owner, former)
+    if _is_closed(task.task_state.reason):
+        found.append(Place(owner, REASON, task.task_state.reason, _setter(task.task_state, "reason")))
     for run in task.runs:
-        if isinstance(run.returns, Sealed):
-            found.append((owner, RETURNS, run.returns, _setter(run, "returns")))
-        if isinstance(run.fail_reason, Sealed):
-            found.append((owner, REASON, run.fail_reason, _setter(run, "fail_reason")))
-        if run.progress is not None and isinstance(run.progress.message, Sealed):
-            found.append((owner, MESSAGE, run.progress.message, _setter(run.progress, "message")))
-    return found
+        if _is_closed(run.returns):
+            found.append(Place(owner, RETURNS, run.returns, _setter(run, "returns")))
+        if _is_closed(run.fail_reason):
+            found.append(Place(owner, REASON, run.fail_reason, _setter(run, "fail_reason")))
+        if run.progress is not None and _is_closed(run.progress.message):
+            found.append(Place(owner, MESSAGE, run.progress.message, _setter(run.progress, "message")))
+    return found, bound
 
 
-def _params_in(owner: Owner, part: Any) -> Iterator[Place]:
-    if isinstance(part.params, Sealed):
-        yield owner, PARAMS, part.params, _setter(part, "params")
+def _is_closed(value: Any) -> TypeGuard[Sealed]:
+    """Whether this value is encrypted, and a key may make it readable."""
+    return isinstance(value, Sealed) and not value.is_final
+
+
+def _content_of(owner: Owner, part: Any, told: list[Any]) -> Iterator[Place]:
+    """Return the encrypted params and lookups of a task, of its next round or of a schedule."""
+    yield from _params_in(owner, part, told)
+    for entry in part.lookup or ():
+        if _is_closed(entry.v):
+            yield Place(owner, f"lookup {entry.k}", entry.v, _setter(entry, "v"))
+
+
+def _params_in(owner: Owner, part: Any, told: list[Any] | None = None) -> Iterator[Place]:
+    if _is_closed(part.params):
+        yield Place(owner, PARAMS, part.params, _setter(part, "params"), told)
     elif type(part.params) is dict and type(calls := part.params.get("calls")) is list:
         for index, call in enumerate(calls):
-            if isinstance(call, Sealed):
-                yield owner, PARAMS, call, _item_setter(calls, index)
+            if _is_closed(call):
+                yield Place(owner, PARAMS, call, _item_setter(calls, index), told)
 
 
 def _setter(part: Any, name: str) -> Callable[[Any], None]:
@@ -108,74 +182,80 @@ def _item_setter(values: Any, index: Any) -> Callable[[Any], None]:
 def open_schedules(schedules: Sequence[Schedule]) -> Operation[None]:
     """Decrypt the params and lookups of schedules in place."""
     using = yield from sealer()
-    if using is None:
-        return
-    places: list[Place] = []
+    if using is not None:
+        places = [place for schedule in schedules for place in _content_of(_owner_of_schedule(schedule), schedule, [])]
+        yield from load(using, (), (place.sealed.content[1:17] for place in places))
     for schedule in schedules:
-        owner = _owner_of_schedule(schedule)
-        if isinstance(schedule.params, Sealed):
-            places.append((owner, PARAMS, schedule.params, _setter(schedule, "params")))
-        places += [
-            (owner, f"lookup {entry.k}", entry.v, _setter(entry, "v"))
-            for entry in schedule.lookup or ()
-            if isinstance(entry.v, Sealed)
-        ]
-    yield from open_places(using, places)
+        _open_schedule(using, schedule)
+
+
+def _open_schedule(using: Sealer | None, schedule: Schedule) -> None:
+    owner = _owner_of_schedule(schedule)
+    if must_be_sealed(using, schedule.queue, owner.key, schedule.sealed):
+        readable.refuse_content(owner.task_id, schedule)
+    if using is not None:
+        told: list[Any] = []
+        open_loaded(using, list(_content_of(owner, schedule, told)))
+        _check_lookups(owner.task_id, [(schedule.lookup, told)])
 
 
 def _owner_of_schedule(schedule: Schedule) -> Owner:
     """Return the owner of the values of a schedule: its key begins like those of all tasks that it publishes."""
-    return Owner(schedule.name, f"{stored_key(schedule.tenant, schedule.id)}/", [schedule.queue])
+    base = stored_key(schedule.tenant, schedule.id)
+    return Owner(schedule.name, f"{base}/", [schedule.queue], base)
 
 
 def open_logs(logs: Sequence[RunLog]) -> Operation[None]:
-    """Decrypt the lines of runs in place. In place of lines that cannot be decrypted, one line says why."""
-    encrypted = [log for log in logs if isinstance(log.sealed_lines, Sealed)]
-    if not encrypted:
-        return
+    """Decrypt the lines of runs in place. In place of lines that cannot be decrypted, or are refused, one says why."""
     using = yield from sealer()
-    if using is not None:
+    plain = [log for log in logs if log.lines and not isinstance(log.sealed_lines, Sealed)]
+    if plain and using is not None:
+        task_id = plain[0].task_id  # all logs are of one task
+        task = (yield tasks("find_one", {"_id": task_id}, {"queue": 1, "sealed": 1})) or {}
+        if must_be_sealed(using, str(task.get("queue")), task_id.partition(":")[2], task.get("sealed")):
+            for log in plain:
+                log.lines = [_unreadable(log, f"refused: {READABLE}")]
+    encrypted = [log for log in logs if isinstance(log.sealed_lines, Sealed)]
+    if encrypted and using is not None:
         yield from open_places(using, [_place_in_log(log) for log in encrypted])
     for log in encrypted:
         if isinstance(log.sealed_lines, Sealed):
-            log.lines = [_unreadable(log, log.sealed_lines.why)]
+            log.lines = [_unreadable(log, f"encrypted: {log.sealed_lines.why}")]
         else:
             try:
                 log.lines = [LogLine.model_validate(line) for line in log.sealed_lines]
             except (TypeError, ValueError):
-                log.lines = [_unreadable(log, "what was encrypted is no log of mtask")]
+                log.lines = [_unreadable(log, "encrypted: what was encrypted is no log of mtask")]
 
 
 def _place_in_log(log: RunLog) -> Place:
     name, _, key = log.task_id.partition(":")
-    return Owner(name, key, [log.queue or ""]), LOG, log.sealed_lines, _setter(log, "sealed_lines")
+    return Place(Owner(name, key, [log.queue or ""]), LOG, log.sealed_lines, _setter(log, "sealed_lines"))
 
 
 def _unreadable(log: RunLog, why: str) -> LogLine:
     log.first = max(0, log.line_cnt - 1)
-    return LogLine(time=log.update_time, level="WARNING", logger="mtask", message=f"(encrypted: {why})")
+    return LogLine(time=log.update_time, level="WARNING", logger="mtask", message=f"({why})")
 
 
 def readable_schedule(using: Sealer, schedule: Schedule, document: Mapping[str, Any]) -> Document:
     """Return the stored document of a schedule with its params and lookups, decrypted with keys that are loaded."""
-    owner = _owner_of_schedule(schedule)
-    params, lookup = schedule.params, document.get("lookup")
-    if isinstance(params, Sealed):
-        params = using.open(owner, PARAMS, params)
-    if schedule.lookup is not None:
-        lookup = [
-            {"k": e.k, "v": using.open_lookup(owner, e.k, e.v) if isinstance(e.v, Sealed) else e.v}
-            for e in schedule.lookup
-        ]
-    return {**document, "params": params, "lookup": lookup}
+    _open_schedule(using, schedule)
+    lookup = None if schedule.lookup is None else [{"k": entry.k, "v": entry.v} for entry in schedule.lookup]
+    return {**document, "params": schedule.params, "lookup": lookup}
 
 
 def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:
-    """Decrypt one field of rows in place. A row holds `_id`, `queues` and the field.
+    """Decrypt one field of rows in place. A row holds `_id`, `queues`, `sealed` and the field.
 
-    A value that cannot be decrypted raises DecryptionFailed.
+    A value that cannot be decrypted, or is readable and must not be, raises DecryptionFailed.
     """
     using = yield from sealer()
+    for row in rows:
+        if row.get(field) is not None and not is_sealed(row[field]):
+            queue, key = str(row["queues"][0]), row["_id"].partition(":")[2]
+            if must_be_sealed(using, queue, key, row.get("sealed")):
+                raise refused(row["_id"], field).error
     sealed = [row for row in rows if is_sealed(row.get(field))]
     if not sealed:
         return
@@ -185,11 +265,23 @@ def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:
     for row in sealed:
         name, _, key = row["_id"].partition(":")
         queues = [queue for queue in row.get("queues") or () if isinstance(queue, str)]
-        places.append((Owner(name, key, queues), field, Sealed(row[field]), _item_setter(row, field)))
+        places.append(Place(Owner(name, key, queues), field, Sealed(row[field]), _item_setter(row, field)))
     yield from open_places(using, places)
     for row in sealed:
         if isinstance(row[field], Sealed):
             raise row[field].error
+
+
+def open_criteria(bulk_id: str, criteria: Document) -> Operation[Document]:
+    """Return the criteria of a bulk change with its params decrypted, as far as the keys of this reader allow."""
+    if not is_sealed(criteria.get("params")):
+        return criteria
+    using = yield from sealer()
+    sealed = Sealed(criteria["params"], field=f"params of the bulk change {bulk_id}")
+    if using is None:
+        return {**criteria, "params": sealed}
+    yield from load(using, (), [sealed.content[1:17]])
+    return {**criteria, "params": using.open_criteria(bulk_id, sealed)}
 
 
 def open_event(event: TaskEvent) -> Operation[TaskEvent]:
@@ -198,11 +290,13 @@ def open_event(event: TaskEvent) -> Operation[TaskEvent]:
     if using is None:
         return event
     owner = Owner(event.name, event.key, [] if event.queue is None else [event.queue])
+    if must_be_sealed(using, event.queue or "", event.key, None):
+        event = without_readable(event)
     texts: Document = {}
     for name, field in (("reason", REASON), ("message", MESSAGE)):
         text = getattr(event, name)
-        if isinstance(text, Sealed):
-            yield from open_places(using, [(owner, field, text, _item_setter(texts, name))])
+        if _is_closed(text):
+            yield from open_places(using, [Place(owner, field, text, _item_setter(texts, name))])
     return replace(event, **texts)
 
 
@@ -215,11 +309,11 @@ def places_in_values(owner: Owner, values: Any, field: str = PARAMS) -> Iterator
         entries = enumerate(values)
     for name, value in list(entries):
         inner = _FIELDS.get(str(name).rpartition(".")[2], field)
-        if is_sealed(value) or isinstance(value, Sealed):
+        if is_sealed(value) or _is_closed(value):
             if name == "v" and isinstance(values, dict) and isinstance(values.get("k"), str):
                 inner = f"lookup {values['k']}"
             sealed = value if isinstance(value, Sealed) else Sealed(value)
-            yield owner, inner, sealed, _item_setter(values, name)
+            yield Place(owner, inner, sealed, _item_setter(values, name))
         elif isinstance(value, dict | list):
             yield from places_in_values(owner, value, inner)
 
@@ -232,7 +326,13 @@ def extra_fields(fields: Sequence[str]) -> Operation[list[str]]:
     extra = [*_OWNING]
     if any(name.startswith("params.") for name in fields):
         extra.append("params")  # a path below encrypted params leads nowhere on the server
-    return [name for name in extra if name not in fields]
+    if any(_first_of(name) == LOOKUP for name in fields):
+        extra += [PARAMS, LOOKUP]  # the params tell which lookups are those of the task
+    return [name for name in dict.fromkeys(extra) if name not in fields]
+
+
+def _first_of(field: str) -> str:
+    return field.partition(".")[0]
 
 
 def open_fields(task_id: str, values: Document, fields: Sequence[str]) -> Operation[Document]:
@@ -243,12 +343,26 @@ def open_fields(task_id: str, values: Document, fields: Sequence[str]) -> Operat
     name, _, key = task_id.partition(":")
     former = values.get("task_state.former_queues")
     queues = [queue for queue in (values.get("queue"), *(former or ())) if isinstance(queue, str)]
-    is_hidden = isinstance(values.get("params"), Sealed)
-    yield from open_places(using, list(places_in_values(Owner(name, key, queues), values)))
-    if is_hidden:
-        for field in fields:
-            if field.startswith("params."):
-                values[field] = _at(values["params"], field.split(".")[1:])
+    if must_be_sealed(using, queues[0] if queues else "", key, values.get("sealed")):
+        held = [field for field in values if _first_of(field) in _HOLDING and not field.startswith("params.")]
+        values = {**values, **{field: readable.without_readable(task_id, field, values[field]) for field in held}}
+        if PARAMS in values and values[PARAMS] is None:
+            values[PARAMS] = refused(task_id, PARAMS)
+    owner, told = Owner(name, key, queues), list[Any]()
+    own = {PARAMS: values[PARAMS]} if PARAMS in values else {}
+    others = {field: value for field, value in values.items() if field != PARAMS}
+    is_hidden = isinstance(own.get(PARAMS), Sealed)
+    places = [*places_in_values(owner, others), *(p._replace(told=told) for p in places_in_values(owner, own))]
+    yield from open_places(using, places)
+    values = {**others, **own}
+    entries = [LookupEntry.model_construct(**each) for each in values.get(LOOKUP) or () if {"k", "v"} == set(each)]
+    _check_lookups(task_id, [(entries, told)])
+    are_copied = any(isinstance(entry.v, Sealed) and entry.v.why == _COPIED for entry in entries)
+    for field in fields:
+        if is_hidden and field.startswith("params."):
+            values[field] = _at(values[PARAMS], field.split(".")[1:])
+        elif are_copied and _first_of(field) == LOOKUP:
+            values[field] = refused(task_id, field, _COPIED)
     return {field: values[field] for field in fields}
 
 

@@ -115,6 +115,9 @@ def _present(parent_id: str, ids: Sequence[str]) -> Operation[set[str]]:
 #: The queues that a task is and was in. An encrypted result has the data key of one of them, or that of the tenant.
 _QUEUES = {"$concatArrays": [["$queue"], {"$ifNull": ["$task_state.former_queues", []]}]}
 
+#: What tells of a result whose it is, and how it is encrypted.
+_VIEW = {"step": "$flow.step", "queues": _QUEUES, "sealed": "$sealed"}
+
 
 # --- results --------------------------------------------------------------------------------------------------
 
@@ -129,9 +132,10 @@ def descendants(task_ids: Sequence[str]) -> Operation[list[str]]:
 def results(task_ids: Sequence[str]) -> Operation[list[Document]]:
     """Return the results of those of these tasks that have succeeded, in this order.
 
-    A row holds `_id`, `step`, `queues` and `returns`, and `lost` if the value is lost: why.
+    A row holds `_id`, `step`, `queues`, `returns`, `lost` (why the value is lost, if it is), and `sealed` of an encrypted
+    task.
     """
-    view = {"step": "$flow.step", "queues": _QUEUES, "returns": views.returned(), "lost": views.lost()}
+    view = {**_VIEW, "returns": views.returned(), "lost": views.lost()}
     matched = {**filters.by_ids(task_ids), "task_state.status": TaskStatus.SUCCESS.value}
     found = yield tasks("find", matched, view, hint=claims.BY_ID)
     rows = {row["_id"]: row for row in found}
@@ -141,12 +145,7 @@ def results(task_ids: Sequence[str]) -> Operation[list[Document]]:
 def result_of_run(task_id: str, run_id: str) -> Operation[list[Document]]:
     """Return the result of a run that has succeeded, also of a former round: one row as of `results`, or none."""
     matched = {"_id": task_id, "task_state.worker_states": {"$elemMatch": {"run_id": run_id, "status": "SUCCESS"}}}
-    view = {
-        "step": "$flow.step",
-        "queues": _QUEUES,
-        "returns": views.returned_by(run_id),
-        "lost": views.lost_by(run_id),
-    }
+    view = {**_VIEW, "returns": views.returned_by(run_id), "lost": views.lost_by(run_id)}
     found: list[Document] = yield tasks("find", matched, view, hint=claims.BY_ID)
     return found
 

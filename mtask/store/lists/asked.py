@@ -51,6 +51,11 @@ class Asked:
         return self.is_of_tenant and self.order is Order.CREATED
 
     @property
+    def is_discreet(self) -> bool:
+        """Whether the reader may see the tasks of a tenant, or with a prefix, alone."""
+        return self.prefix is not None
+
+    @property
     def prefix(self) -> str | None:
         """The beginning of the keys of all tasks, by the prefix that was given, or by the tenant."""
         prefix, tenant = self.criteria.get("key_prefix"), self.criteria.get("tenant")

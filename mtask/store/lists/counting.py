@@ -101,12 +101,17 @@ def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
     """Return the parts that together hold the tasks, each by the index that bounds it best."""
     asked = Asked(criteria)
     names, keys, prefix = asked.several("name"), asked.several("key"), criteria.get("key_prefix")
+    # What bounds the count of a tenant are its own tasks, so it does not tell how many others have.
+    of_tenant = _Part({"tenant": criteria.get("tenant")}, TENANT_INDEX, asked.rest("tenant"))
+    is_of_tenant = criteria.get("tenant") is not None
     if criteria.get("lookup") is not None:
         is_in_index = not (asked.several("worker_id") or criteria.get("params"))
-        return [_Part(filters.looked_up(criteria["lookup"]), LOOKUP_INDEX, asked.rest("lookup"), is_in_index)]
+        looked_up = filters.looked_up(criteria["lookup"])
+        if is_of_tenant and (yield from count_up_to(looked_up, _KEYS + 1, LOOKUP_INDEX)) > _KEYS:
+            return [of_tenant]
+        return [_Part(looked_up, LOOKUP_INDEX, asked.rest("lookup"), is_in_index)]
     if asked.is_of_tenant:
-        ranges = {"tenant": criteria["tenant"]}
-        return [_Part(ranges, TENANT_INDEX, asked.rest("tenant"))]
+        return [of_tenant]
     if keys or prefix is not None:
         known = names or (yield from names_of_tasks())
         if known is not None and keys:
@@ -116,6 +121,8 @@ def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
         if known is not None and prefix is not None:
             tested = asked.rest("name", "key_prefix")
             return [_Part(filters.with_key_prefix([name], prefix), "_id_", tested) for name in known]
+    if is_of_tenant:
+        return [of_tenant]
     if not asked.statuses and not names and not asked.several("queue"):
         is_in_index = not (asked.several("worker_id") or criteria.get("params"))
         begun = {"task_state.create_time": {"$gte": FIRST_TIME}}

@@ -3,6 +3,9 @@
 A list walks along an index that has its order. Conditions that the index cannot meet are tested on the tasks that the
 walk passes, at most 2,000 for a page. Then the page ends, though it may not be full, and the list goes on from
 there. A few sets of tasks are found by other indexes: if such a set is small, it is sorted as a whole.
+
+A list of a tenant walks along the tenant's own tasks where it can. Where it passes those of others, it stops only at
+the end of an instant: so its cursor names none of them.
 """
 
 from __future__ import annotations
@@ -98,16 +101,16 @@ def _walked(
             some = queues[start : start + most]
             ranges = {"queue": filters.any_of(some), STATUS: filters.any_of(statuses)}
             tested, is_one = asked.tested("status", "queue"), len(some) == len(statuses) == 1
-            pairs.append(Walk(FINISHED_INDEX, ranges, order, tested, first, last, fields, is_one))
+            pairs.append(Walk(FINISHED_INDEX, ranges, order, tested, first, last, fields, is_one, asked.is_discreet))
         return (yield from merged(pairs, limit, after, steps))
     index, ranges, used, is_one = RECENT_INDEX, Filter(), "lookup", True
     if criteria.get("lookup") is not None:
         index, ranges = LOOKUP_INDEX, filters.looked_up(criteria["lookup"])
         is_one = all(len(values) == 1 for values in criteria["lookup"].values())
-    elif asked.is_walk_of_tenant:
+    elif criteria.get("tenant") is not None:
         index, ranges, used = TENANT_INDEX, {"tenant": criteria["tenant"]}, "tenant"
     # A malformed document may lack its create_time: it is the last one of a list without a bound.
-    walk = Walk(index, ranges, order, asked.tested(used), asked.since, last, fields, is_one)
+    walk = Walk(index, ranges, order, asked.tested(used), asked.since, last, fields, is_one, asked.is_discreet)
     return (yield from descend(walk, limit, after, [sum(steps)]))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mtask.model.listing import Order, Place
 from mtask.store.driver.operation import Operation
-from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX, TENANT_INDEX
 from mtask.store.lists import due
 from mtask.store.lists.asked import Asked
 from mtask.store.lists.walks import Document, Walk, count_up_to
@@ -39,6 +39,11 @@ def small_set(asked: Asked) -> Operation[Small | None]:
     if asked.criteria.get("lookup") is not None or asked.is_walk_of_tenant:
         return None
     names, keys, prefix = asked.several("name"), asked.several("key"), asked.prefix
+    tenant = asked.criteria.get("tenant")
+    # No walk along an index of all tasks: it would pass those of others.
+    of_tenant = {"tenant": tenant}
+    if tenant and not keys and (yield from count_up_to(of_tenant, SORTED + 1, TENANT_INDEX)) <= SORTED:
+        return Small(of_tenant, TENANT_INDEX, ("tenant",))
     if keys:
         known = names or (yield from names_of_tasks())
         if known is not None and len(known) * len(keys) <= _IDS:

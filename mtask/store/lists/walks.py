@@ -39,6 +39,9 @@ class Walk:
     fields: Sequence[str] | None
     #: Whether `ranges` are one range of the index: one value for each of its keys before the instant.
     is_one_range: bool = True
+    #: Whether the reader may see some of the tasks only. Then the walk stops at the ends of instants alone, as a place
+    #: within one names a task that the reader may not see.
+    is_discreet: bool = False
 
     def view(self) -> Document | None:
         """Return the projection of a page."""
@@ -69,7 +72,8 @@ class Walk:
         matched = _any_of([_all_of(self.ranges, part) for part in parts])
         call = tasks("find", matched, kept, sort=sort, skip=number - 1, limit=1, hint=self.index)
         found = yield from by_index(call.for_everybody())
-        return None if not found else place_of_row(found[0], self.order)
+        place = None if not found else place_of_row(found[0], self.order)
+        return place if place is None or not self.is_discreet else Place(place.time, "")
 
 
 def _all_of(*conditions: Filter) -> Filter:

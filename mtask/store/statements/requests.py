@@ -6,7 +6,7 @@ A pipeline that changes an existing task closes lapsed runs, makes its one chang
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mtask.model.documents import MAX_FORMER_BYTES, MAX_FORMER_PARAMS, SCHEMA_VERSION
 from mtask.model.options import TaskOption
@@ -137,11 +137,17 @@ def _without_holder(condition: x.Expression) -> x.Expression:
     return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
-def change_params(params: Any, sealed: str | None = None, now: x.Expression = x.NOW) -> Pipeline:
-    """Replace the params, and keep the former ones: the newest few, up to a size.
+class NewParams(NamedTuple):
+    """New params of a task that exists, as they are to be stored."""
 
-    `sealed` is the name of the data key that encrypts the new params.
-    """
+    params: Any
+    sealed: str | None = None  #: the name of the data key that encrypts them
+    #: The lookups of the task, encrypted with the same data key. None: they stay as they are.
+    lookup: list[dict[str, Any]] | None = None
+
+
+def change_params(new: NewParams, now: x.Expression = x.NOW) -> Pipeline:
+    """Replace the params, and keep the former ones: the newest few, up to a size."""
     former = {"$ifNull": ["$former_params", []]}
     pushed = {"$concatArrays": [[{"params": "$params", "until": now}], former]}
     newest = {"$slice": [pushed, MAX_FORMER_PARAMS]}
@@ -161,14 +167,15 @@ def change_params(params: Any, sealed: str | None = None, now: x.Expression = x.
             },
         }
     }
-    is_same = {"$eq": ["$params", x.literal(params)]}
+    is_same = {"$eq": ["$params", x.literal(new.params)]}
     kept = {"$let": {"vars": {"fitting": fitting}, "in": "$$fitting.kept"}}
     return [
         {
             "$set": {
                 "former_params": {"$cond": [is_same, {"$ifNull": ["$former_params", "$$REMOVE"]}, kept]},
-                "params": x.literal(params),
-                "sealed": "$$REMOVE" if sealed is None else x.literal(sealed),
+                "params": x.literal(new.params),
+                "sealed": "$$REMOVE" if new.sealed is None else x.literal(new.sealed),
+                **({} if new.lookup is None else {"lookup": x.literal(new.lookup)}),
                 # The params no longer are what the task has gathered.
                 "gather": without_calls(),
             }

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from mtask.model.documents import runs_in
-from mtask.model.encryption.sealed import Sealed, is_sealed
+from mtask.model.encryption.sealed import Sealed, is_sealed, refused
 from mtask.model.publishing.tenants import is_key_of
 from mtask.model.status import FINAL, RunStatus, TaskStatus
 from mtask.store.streams import lookup
@@ -107,9 +107,19 @@ def events_of(change: Document) -> list[TaskEvent]:
 
     The number of events does not depend on the looked-up document.
     """
-    tenant = _text(lookup.document_of(change).get("tenant"))
+    document = lookup.document_of(change)
+    tenant = _text(document.get("tenant"))
     found = _events_of(change)
+    if document.get("sealed") is not None:
+        found = [without_readable(event) for event in found]
     return found if tenant is None else [replace(event, tenant=tenant) for event in found]
+
+
+def without_readable(event: TaskEvent) -> TaskEvent:
+    """Return the event of a task that must be encrypted. If its message is readable, it is refused."""
+    if event.message is None or isinstance(event.message, Sealed):
+        return event
+    return replace(event, message=refused(event.task_id, "message"))
 
 
 def _events_of(change: Document) -> list[TaskEvent]:

@@ -39,6 +39,7 @@ _RUN_FIELDS = (
 _VIEW = (
     "queue",
     "tenant",
+    "sealed",
     "quiet_time",
     "task_state.status",
     "task_state.finish_time",

@@ -143,21 +143,19 @@ def run_again(
     task_id: str,
     *,
     everything: bool,
-    params: Sequence[Any] = (),
-    sealed: str | None = None,
+    params: Sequence[requests.NewParams] = (),
     also: filters.Filter | None = None,
 ) -> Operation[Document]:
     """Open a finished task for a new round; return the task.
 
-    Without `everything`, the task must be FAIL or CANCELED. `params` holds the new params, or nothing, and
-    `sealed` the name of the data key that encrypts them. `also` is a
-    further condition on the task. If it does not hold, raise TaskNotFinished.
+    Without `everything`, the task must be FAIL or CANCELED. `params` holds the new params, or nothing. `also` is
+    a further condition on the task. If it does not hold, raise TaskNotFinished.
     """
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = {**filters.final(task_id, allowed), **(also or {})}
     pipeline = requests.run_again(everything=everything)
     for given in params:
-        pipeline = [*requests.change_params(given, sealed), *pipeline]
+        pipeline = [*requests.change_params(given), *pipeline]
     document: Document | None = yield tasks(
         "find_one_and_update", guard, pipeline, return_document=ReturnDocument.AFTER
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from mtask.errors import DatabaseError, MtaskError
 from mtask.model.documents import StoredTask
-from mtask.model.encryption.sealed import Sealed, is_sealed
+from mtask.model.encryption.sealed import Sealed, is_encrypted
 from mtask.store.encryption import sealing, unsealing
 from mtask.store.encryption.sealer import Sealer
 from mtask.store.statements.filters import Filter
@@ -70,7 +70,7 @@ class Keys:
     def are_needed(self, documents: Sequence[dict[str, Any]]) -> bool:
         """Whether one of these claimed tasks must be decrypted, or what its run writes must be encrypted."""
         return self.sealer is not None or any(
-            "sealed" in document or is_sealed(document.get("params")) for document in documents
+            "sealed" in document or is_encrypted(document.get("params")) for document in documents
         )
 
     async def load(self, tasks: Sequence[StoredTask]) -> None:
@@ -80,7 +80,7 @@ class Keys:
             return
         names = {name for task in tasks for name in using.names_for(task.queue, task.key)}
         names |= {task.sealed for task in tasks if task.sealed is not None}
-        key_ids = {sealed.content[1:17] for task in tasks for _, _, sealed, _ in unsealing.places_in(task)}
+        key_ids = {place.sealed.content[1:17] for task in tasks for place in unsealing.places_in(task)}
         if not using.vault.lacks(names, key_ids):
             return
         try:
@@ -89,9 +89,12 @@ class Keys:
             logger.warning("data keys not loaded", extra=fields(keys=len(names), reason=told(error)))
 
     def open(self, task: StoredTask) -> None:
-        """Decrypt a claimed task in place. Raises Unreadable, or DecryptionFailed if what it holds is not its own."""
+        """Decrypt a claimed task in place.
+
+        Raises Unreadable, or DecryptionFailed if what it holds is not its own, or is readable and must not be.
+        """
         if self.sealer is None:
-            if task.sealed is not None or isinstance(task.params, Sealed):
+            if task.sealed is not None or any(isinstance(each, Sealed) for each in _params_in(task)):
                 self._refuse(task, "this worker has no keys: give it --encryption-key-file")
             return
         try:
@@ -99,12 +102,15 @@ class Keys:
             self.sealer.vault.name_of(task.queue, task.key)
         except MtaskError as error:
             self._refuse(task, str(error))
-        unsealing.open_loaded(self.sealer, unsealing.places_in(task))
-        for params in (task.params, *_calls_in(task.params)):
-            if isinstance(params, Sealed):
-                if params.is_final:
-                    raise params.error
-                self._refuse(task, params.why)
+        unsealing.open_task(self.sealer, task)
+        for value in _params_in(task):
+            if isinstance(value, Sealed):
+                if value.is_final:
+                    raise value.error
+                self._refuse(task, value.why)
+        for entry in task.lookup or ():
+            if isinstance(entry.v, Sealed) and entry.v.is_final:
+                raise entry.v.error
 
     def _refuse(self, task: StoredTask, reason: str) -> None:
         name = task.sealed or ""
@@ -121,6 +127,7 @@ class Keys:
             logger.error("encrypted tasks are left to other workers", extra=fields(key=name, reason=reason))
 
 
-def _calls_in(params: Any) -> list[Any]:
-    calls = params.get("calls") if type(params) is dict else None
-    return calls if isinstance(calls, list) else []
+def _params_in(task: StoredTask) -> list[Any]:
+    """Return the params of a task, or of each call that it has collected."""
+    calls = task.params.get("calls") if type(task.params) is dict else None
+    return calls if isinstance(calls, list) else [task.params]

@@ -134,4 +134,5 @@ class GrowingLog:
                 self.is_over,
                 marks.trace_id,
                 self.size,
+                key_name=marks.sealed,
             )

@@ -258,6 +258,8 @@ class HeldRun:
         """Return what the lines of its log tell of it."""
         if self.marks is None:
             self.marks = RunMarks(self.name, self.key, self.run_id, self.attempt, self.queue)
+            if self.sealer is not None:
+                self.marks.sealed = self.task.sealed
         return self.marks
 
     def follow(self, trace: Trace, *, is_stored: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,6 +15,9 @@ from mtask.app.family import Child
 from mtask.errors import InvalidFlow, InvalidInput, InvalidKey, TaskNotFound, WorkersTooOld
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
+from mtask.store.lists import counting, listing, small
+from mtask.store.lists.counting import Count
+from mtask.store.tasks import names
 from mtask.testing.bench import Bench
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client, succeed
 from tests.integration.stores import register
@@ -276,3 +280,49 @@ def test_next_task_of_a_task_named_like_a_tenant_is_not_the_tenants(mongo_uri: s
         acme = client.for_tenant("acme")
         assert acme.find() == []
         assert not acme.remove("last", "k/next-1")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"key_prefix": "k"},
+        {"lookup": {"who": 7}},
+        {"status": "INIT"},
+        {"status": "CANCELED"},
+        {"status": ["INIT", "CANCELED"]},
+    ],
+)
+@pytest.mark.parametrize("sorted_as_a_whole", [0, 10_000])
+def test_cursors_of_a_tenant_tell_nothing_of_others_in_a_database_of_many_names(
+    client: Client, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any], sorted_as_a_whole: int
+) -> None:
+    monkeypatch.setattr(small, "SORTED", sorted_as_a_whole)
+    monkeypatch.setattr(listing, "STEPS", (4, 6))
+    own = [TaskSpec("mine", key=f"k{number}", tenant="acme", lookup={"who": 7}) for number in range(9)]
+    others = [
+        TaskSpec(f"secret-{number:02}", key=f"k{number}", tenant=(None, "umbra")[number % 2], lookup={"who": 7})
+        for number in range(names.MOST + 1)
+    ]
+    for each in range(9):
+        client.publish_many([*others[each * 6 : each * 6 + 6], own[each]])
+    for name, key in (("mine", "acme:k1"), *((f"secret-{n:02}", f"umbra:k{n}") for n in range(1, 21, 2))):
+        client.cancel(name, key)
+    acme = client.bound_to("acme").for_tenant("acme")
+    wanted = {task.id for task in acme.find(status=query.get("status"))}
+    seen: list[str] = []
+    cursors: list[str] = []
+    cursor = None
+    while True:
+        page = acme.find_page(**query, limit=2, cursor=cursor)
+        seen += [task.id for task in page.tasks]
+        if (cursor := page.next_cursor) is None:
+            break
+        assert cursor not in cursors, "the list goes on"
+        cursors.append(cursor)
+    assert (len(seen), set(seen)) == (len(wanted), wanted)
+    monkeypatch.setattr(counting, "_DOCUMENTS", 20)
+    monkeypatch.setattr(counting, "_KEYS", 20)
+    assert acme.count_up_to(**query) == Count(len(wanted)), "it does not tell how many others have"
+    told = [base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode() for cursor in cursors]
+    assert [text for text in told if "secret" in text or "umbra" in text] == []

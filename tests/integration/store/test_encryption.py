@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -66,7 +67,11 @@ def _changed(value: Any) -> Binary:
             "not that of the task's queue",
         ),
         (lambda sealer, _: sealer.vault.encrypt("tenant:acme", {"x": 1}), "no value of mtask"),
+        (lambda sealer, _: sealer.seal_of_schedule("tenant:acme", "a", "acme:1", 1), "another task or field"),
         (lambda sealer, _: sealer.seal_of_schedule("tenant:acme", "a", "acme", 1), "another task or field"),
+        (lambda *_: {"x": "forged"}, "stored readable"),
+        (lambda *_: None, "stored readable"),
+        (lambda _, stored: {"calls": [stored], "x": "forged"}, "stored readable"),
         (lambda _, stored: _changed(stored), "its bytes are not what was encrypted"),
         (lambda _, stored: Binary(b"\x02" + b"n" * 16 + bytes(stored[17:]), 6), "not in the key vault"),
     ],
@@ -84,7 +89,164 @@ def test_value_that_does_not_belong_to_the_task_is_refused(
     assert said in seen.why
     with pytest.raises(DecryptionFailed, match=said):
         seen["x"]
-    assert isinstance(client.find(fields=["params"])[0]["params"], Sealed)
+    for field in ("params", "params.x"):
+        assert isinstance(client.find(fields=[field])[0][field], Sealed), field
+
+
+def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused(
+    client: Client, mongo_uri: str, database_name: str
+) -> None:
+    client.publish("a", {"x": 1}, key="acme:1", lookup={"user": "mine"})
+    client.publish("a", {"x": 2}, key="acme:2", lookup={"user": "other", "shop": "mine"})
+    first, second = (client.tasks.find_one({"_id": f"a:acme:{key}"}) for key in (1, 2))
+    assert first is not None
+    assert second is not None
+    run = {
+        "run_id": "r",
+        "worker_id": "w",
+        "attempt": 1,
+        "status": "SUCCESS",
+        "claim_time": first["task_state"]["create_time"],
+        "ping_expire_time": first["task_state"]["create_time"],
+        "success_time": first["task_state"]["create_time"],
+        "returns": "forged",
+        "progress": {"message": "forged", "time": first["task_state"]["create_time"]},
+    }
+    forged = {
+        "lookup": [{"k": "user", "v": second["lookup"][0]["v"]}],
+        "task_state.worker_states": [run],
+        "task_state.status": "SUCCESS",
+        "task_state.finish_time": run["success_time"],
+        "again": {
+            "params": {"x": "forged"},
+            "sealed": "tenant:acme",
+            "queue": "default",
+            "task_option": first["task_option"],
+            "gather": {"kind": "latest"},
+        },
+        "former_params": [{"params": {"x": "forged"}, "until": first["task_state"]["create_time"]}],
+    }
+    client.tasks.update_one({"_id": "a:acme:1"}, {"$set": forged})
+    task = client.get("a", "acme:1")
+    assert task.params == {"x": 1}
+    assert task.lookup is not None
+    assert "it was copied here" in task.lookup[0].v.why
+    assert isinstance(task.returns, Sealed)
+    with pytest.raises(DecryptionFailed, match=r"returns of task 'a:acme:1'.*stored readable"):
+        client.result("a", "acme:1")
+    assert isinstance(task.former_params[0].params, Sealed)
+    assert isinstance(task.again.params, Sealed)  # type: ignore[union-attr]
+    assert isinstance(task.runs[0].progress.message, Sealed)  # type: ignore[union-attr]
+    fields = ["lookup", "lookup.v", "returns", "runs", "task_state.worker_states.returns", "former_params", "again"]
+    seen = dict(client.find(key="acme:1", fields=fields)[0])
+    assert isinstance(seen["lookup"], Sealed)
+    assert isinstance(seen["lookup.v"], Sealed)
+    assert isinstance(seen["returns"], Sealed)
+    assert "forged" not in str(seen)
+    # Without keys, a client refuses what is readable all the same.
+    with Client(mongo_uri, database=database_name) as plain:
+        assert "stored readable" in plain.get("a", "acme:1").returns.why
+    for lookup, said in (
+        ([{"k": "user", "v": "mine"}], "stored readable"),
+        ([{"k": "user", "v": second["lookup"][1]["v"]}], "another lookup"),
+        ([*first["lookup"], {"k": "user", "v": second["lookup"][0]["v"]}], "copied here"),
+    ):
+        client.tasks.update_one({"_id": "a:acme:1"}, {"$set": {"lookup": lookup}})
+        copied = client.get("a", "acme:1").lookup
+        assert copied is not None
+        assert said in copied[-1].v.why
+
+
+def test_readable_task_is_refused_where_encryption_is_prescribed_and_nowhere_else(
+    mongo_uri: str, database_name: str
+) -> None:
+    make_keys(mongo_uri, database_name, *NAMES)
+    with (
+        Client(mongo_uri, database=database_name) as plain,
+        Client(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as lenient,
+        Client(mongo_uri, database=database_name, encryption=encryption_of(database_name, queues=["mail"])) as strict,
+    ):
+        plain.publish("a", {"x": 1}, key="1", queue="mail")
+        plain.publish("a", {"x": 1}, key="2", queue="open")
+        assert [lenient.get("a", key).params for key in ("1", "2")] == [{"x": 1}] * 2
+        assert strict.get("a", "2").params == {"x": 1}
+        assert "stored readable" in strict.get("a", "1").params.why
+        assert isinstance(strict.find(key="1", fields=["params.x"])[0]["params.x"], Sealed)
+        # What is given anew is encrypted, and the task is as good as new.
+        strict.cancel("a", "1")
+        strict.retry("a", "1", params={"x": 2})
+        assert strict.get("a", "1").params == {"x": 2}
+
+
+def test_retry_with_params_encrypts_the_lookups_of_a_readable_task_and_believes_no_copied_one(
+    client: Client, mongo_uri: str, database_name: str
+) -> None:
+    with Client(mongo_uri, database=database_name) as plain:
+        plain.publish("a", {"x": 1}, key="1", queue="mail", lookup={"user": 7})
+    client.cancel("a", "1")
+    client.retry("a", "1", params={"x": 2})
+    assert client.get("a", "1").lookups == {"user": [7]}
+    assert [task.id for task in client.find(lookup={"user": 7})] == ["a:1"]
+    client.publish("a", {"x": 1}, key="2", queue="mail", lookup={"user": 8})
+    other = client.tasks.find_one({"_id": "a:2"})
+    assert other is not None
+    client.cancel("a", "1")
+    client.tasks.update_one({"_id": "a:1"}, {"$set": {"lookup": other["lookup"]}})
+    with pytest.raises(DecryptionFailed, match=r"lookup user of task 'a:1'.*copied here"):
+        client.retry("a", "1", params={"x": 3})
+
+
+def test_values_of_a_schedule_and_of_a_task_do_not_stand_for_each_other(client: Client) -> None:
+    client.add_schedule("s", "a", timedelta(days=1), {"x": 1}, queue="mail", lookup={"user": 7})
+    client.publish("a", {"x": 2}, key="s/", queue="mail", lookup={"user": 7})
+    client.publish("a", {"x": 2}, key="s/1", queue="mail", lookup={"user": 7})
+    schedules, tasks = client.tasks.database["schedules"], client.tasks
+    stored, task = schedules.find_one({"_id": "s"}), tasks.find_one({"_id": "a:s/"})
+    assert stored is not None
+    assert task is not None
+    for key in ("s/", "s/1"):
+        tasks.update_one({"_id": f"a:{key}"}, {"$set": {"params": stored["params"]}})
+        assert "another task or field" in client.get("a", key).params.why
+    for params, said in ((task["params"], "another task or field"), ({"x": "forged"}, "stored readable")):
+        schedules.update_one({"_id": "s"}, {"$set": {"params": params}})
+        assert said in client.schedules()[0].params.why
+    # A declaration writes them anew.
+    mended = client.add_schedule("s", "a", timedelta(days=1), {"x": 1}, queue="mail", lookup={"user": 7})
+    assert mended.params == {"x": 1}
+
+
+def test_value_of_mtask_0_2_is_read_although_it_does_not_tell_its_lookups(client: Client) -> None:
+    client.publish("a", {"x": 1}, key="1", queue="mail", lookup={"user": 7})
+    former = _sealer(client).seal("queue:mail", "a", "1", PARAMS, {"x": 0})
+    client.tasks.update_one({"_id": "a:1"}, {"$set": {"params": former}})
+    task = client.get("a", "1")
+    assert (task.params, task.lookups) == ({"x": 0}, {"user": [7]})
+
+
+def test_params_of_a_bulk_change_are_encrypted_while_they_are_stored(
+    client: Client, mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
+    with Client(mongo_uri, database=database_name) as plain:
+        plain.publish("a", {"x": MARKER}, key="readable", queue="plain")
+        plain.publish("a", {"x": "other"}, key="other", queue="plain")
+        # Somebody with the keys begins the change, and somebody without them cannot carry it out.
+        begun = client.begin_bulk(client.plan_bulk("cancel", params={"x": MARKER}).plan)
+        assert begun.criteria["params"] == {"x": MARKER}
+        assert plain.bulk(begun.bulk_id).criteria["params"] == "(encrypted)"
+        with pytest.raises(DecryptionFailed, match=f"params of the bulk change {begun.bulk_id}.*no keys are given"):
+            plain.carry_bulk(begun.bulk_id)
+        bulks = mongo[database_name]["bulks"]
+        stored = bulks.find_one({"_id": begun.bulk_id})
+        assert stored is not None
+        assert MARKER not in str(stored)
+        # The lease of the first one has ended.
+        bulks.update_one({"_id": begun.bulk_id}, {"$unset": {"holder": "", "lease_expire_time": ""}})
+        assert client.carry_bulk(begun.bulk_id).done_cnt == 1
+        assert plain.get("a", "readable").status.value == "CANCELED"
+        copied = client.begin_bulk(client.plan_bulk("cancel", params={"x": "other"}).plan)
+        bulks.update_one({"_id": copied.bulk_id}, {"$set": {"criteria": stored["criteria"]}})
+        with pytest.raises(DecryptionFailed, match="another bulk change"):
+            client.carry_bulk(copied.bulk_id)
 
 
 @pytest.mark.parametrize("kind", KINDS)

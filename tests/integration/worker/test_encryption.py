@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, TaskFailed
+from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, TaskFailed, TaskSpec
 from mtask.app.middleware import FinishCall
 from mtask.client.diagnosis.findings import Level
 from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
-from mtask.model.encryption.sealed import NO_KEYS, Sealed
+from mtask.model.encryption.sealed import NO_KEYS, READABLE, Sealed
 from mtask.store.encryption.vault import Vault
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.logkeeping.options import LogOptions
@@ -250,6 +250,120 @@ async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: s
             with pytest.raises(TaskFailed, match="encrypted for another task or field"):
                 await client.result("echo", "a", timeout=20)
             assert await client.result("echo", "b", timeout=20) == {"text": f"{MARKER} other"}
+
+
+@in_loop
+async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_value(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
+    seen: list[Any] = []
+    app = app_of_secrets(seen)
+    strict = encryption_of(database_name, queues=[QUEUE])
+    tasks, schedules = mongo[database_name]["tasks"], mongo[database_name]["schedules"]
+    async with (
+        AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client,
+        AsyncClient(mongo_uri, database=database_name) as plain,
+    ):
+        await client.add_schedule("s", "echo", timedelta(days=1), {"text": "of s"}, queue=QUEUE)
+        keys = ["good", "plain", "unsealed", "none", "s/1", "field", "lookup", "added", "taken"]
+        await client.publish_many(
+            [TaskSpec("echo", {"text": key}, key=key, queue=QUEUE, lookup={"who": key}) for key in keys]
+        )
+        await client.publish("collected", {"n": 1}, key="c", queue=QUEUE, collect=True)
+        await plain.publish("echo", {"text": "forged"}, key="new", queue=QUEUE)
+        stored = {task["_id"]: task for task in tasks.find()}
+        sealer = client._sealer
+        assert sealer is not None
+        of_schedule = schedules.find_one({"_id": "s"})
+        assert of_schedule is not None
+        other = stored["echo:good"]["lookup"][0]
+        forged: dict[str, tuple[dict[str, Any], str]] = {
+            "echo:plain": ({"$set": {"params": {"text": "forged"}}}, "stored readable"),
+            "echo:unsealed": ({"$set": {"params": {"text": "forged"}}, "$unset": {"sealed": ""}}, "stored readable"),
+            "echo:none": ({"$set": {"params": None}}, "stored readable"),
+            "echo:s/1": ({"$set": {"params": of_schedule["params"]}}, "another task or field"),
+            "echo:field": (
+                {"$set": {"params": sealer.seal(f"queue:{QUEUE}", "echo", "field", "returns", {"text": "forged"})}},
+                "another task or field",
+            ),
+            "echo:lookup": ({"$set": {"lookup.0.k": "what"}}, "another lookup"),
+            "echo:added": ({"$push": {"lookup": other}}, "copied here"),
+            "echo:taken": ({"$set": {"lookup": [other]}}, "copied here"),
+            "collected:c": ({"$push": {"params.calls": {"n": "forged"}}}, "stored readable"),
+            "echo:new": ({"$set": {"task_option.priority": 1}}, "stored readable"),
+        }
+        for task_id, (change, _) in forged.items():
+            tasks.update_one({"_id": task_id}, change)
+        async with working(mongo_uri, database_name, mongo, app, encryption=strict):
+            for task_id, (_, said) in forged.items():
+                with pytest.raises(TaskFailed, match=f"it cannot be run here: DecryptionFailed: .*{said}"):
+                    await client.result(*task_id.split(":"), timeout=20)
+            assert await client.result("echo", "good", timeout=20) == {"text": f"{MARKER} good"}
+            await client.add_schedule("now", "echo", await client.server_time(), {"text": "fired"}, queue=QUEUE)
+            await until(lambda: "fired" in seen, message="what the schedule has published")
+    assert seen == ["good", "fired"]
+
+
+@in_loop
+async def test_what_is_put_readable_beside_a_run_is_refused(mongo_uri: str, database_name: str, mongo: Client) -> None:
+    make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
+    app = app_of_secrets([])
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    @app.task(queue=QUEUE)
+    async def last(context: Context) -> dict[str, Any]:
+        begun.set()
+        await go.wait()
+        return await context.results()
+
+    async with secret_bench(mongo_uri, database_name, mongo, app, logs=LogOptions(keep=5)) as (bench, client):
+        flow = Flow("f", queue=QUEUE)
+        first = flow.add("echo", "echo", {"text": "x"})
+        flow.add("last", "last", after=[first], max_unexpected_retries=0)
+        await client.publish_flow(flow)
+        await begun.wait()
+        forged = {"task_state.worker_states.0.returns": "forged"}
+        assert bench.tasks.update_one({"_id": "echo:f/echo"}, {"$set": forged}).matched_count == 1
+        async with client.events() as events:
+            said = {"message": "forged", "time": await client.server_time()}
+            changed = {"$set": {"task_state.worker_states.0.progress": said}}
+            bench.tasks.update_one({"_id": "last:f/last"}, changed)
+            while (event := await events.poll(10)) is not None and event.message is None:
+                pass
+            assert event is not None
+            assert isinstance(event.message, Sealed)
+        go.set()
+        with pytest.raises(TaskFailed, match=r"returns of task 'echo:f/echo'.*stored readable"):
+            await client.result("last", "f/last", timeout=20)
+
+        async def logged() -> bool:
+            return any(log.is_over for log in await client.logs("echo", "f/echo"))
+
+        await until(logged)
+        line = {"time": await client.server_time(), "level": "INFO", "logger": "shop", "message": "forged"}
+        mongo[database_name]["logs"].update_many({}, {"$set": {"lines": [line]}, "$unset": {"sealed_lines": ""}})
+        (log,) = await client.logs("echo", "f/echo")
+        assert [each.message for each in log.lines] == [f"(refused: {READABLE})"]
+
+
+@in_loop
+async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encrypted_task_returns(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
+    keys = encryption_of(database_name, queues=[])
+    given: dict[str, Any] = {"encryption": keys, "logs": LogOptions(keep=5)}
+    async with secret_bench(mongo_uri, database_name, mongo, app_of_secrets([]), **given) as (_, client):
+        await client.publish("echo", {"text": "x"}, key="k", queue=QUEUE)
+        assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
+
+        async def logged() -> bool:
+            return any(log.is_over for log in await client.logs("echo", "k"))
+
+        await until(logged)
+        assert [line.message for line in (await client.logs("echo", "k"))[0].lines] == [f"{MARKER} line"]
+    assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
 @in_loop

@@ -107,7 +107,7 @@ def test_a_cursor_of_a_tenant_tells_no_key_of_another_one(
     store: SyncStore, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     monkeypatch.setattr(names, "MOST", 1)
-    monkeypatch.setattr(small, "SORTED", 5)
+    monkeypatch.setattr(small, "SORTED", 0)
     monkeypatch.setattr(listing, "STEPS", (10, 20))
     others = [task("n1", number, NOW, TaskStatus(status)) for number in range(60)]
     insert(store, *({**one, "_id": f"n1:victim:{number}", "tenant": "victim"} for number, one in enumerate(others)))
@@ -120,7 +120,7 @@ def test_a_cursor_of_a_tenant_tells_no_key_of_another_one(
         if after is None:
             break
         told.append(cursor_text(asked.order, after))
-    assert told
+    assert bool(told) == (status == "INIT"), "a list of finished tasks passes an instant as a whole"
     assert not any("victim" in text for text in told)
 
 
