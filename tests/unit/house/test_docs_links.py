@@ -178,6 +178,12 @@ def test_every_fence_names_its_language_and_nothing_else(page: str) -> None:
     assert len(fences) % 2 == 0
 
 
+def test_the_site_is_built_so_that_a_warning_ends_it() -> None:
+    built = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert built == ["mkdocs build --strict"], "--quiet hides warnings from --strict"
+    assert "hooks:\n  - tools/site_fences.py\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
 _FENCE = "```python\nx = 1\n```\n"
 _SHOWN, _AS_TEXT = "<pre><code>x = 1</code></pre>", "<p>```python file=shop.py x = 1 ```</p>"
 
