@@ -31,9 +31,9 @@ def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) 
         write_json({"error": kind, "message": message, **fields, "exit_code": code}, sys.stderr)
         return code
     screen = console(sys.stderr, no_color=no_color)
-    lines = message.splitlines() or [kind]
-    text = Text.assemble(("error: ", "bold red"), "\n".join(clean(line) for line in lines))
-    screen.print(text, soft_wrap=True)
+    first, *others = message.splitlines() or [kind]
+    for line in (Text.assemble(("error: ", "bold red"), clean(first)), *map(clean, others)):
+        screen.print(line, soft_wrap=True)
     if is_usage_error(error):
         path = getattr(getattr(error, "ctx", None), "command_path", "mtask")
         screen.print(Text(f"`{path} --help` shows how to use it.", style="bright_black"), soft_wrap=True)
