@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 GLOBAL = "Everywhere"
+#: The last line of each help but that of `mtask`, which lists these flags.
+POINTER = "`mtask --help` lists the flags of every command, such as --uri and --json."
 
 
 @dataclass(slots=True)
@@ -113,9 +116,15 @@ def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def shared_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each shared flag, named after it: `shared_uri`."""
-    return [keyword(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
+def shared_parameters(*, are_listed: bool = False) -> list[inspect.Parameter]:
+    """Return a parameter for each shared flag, named after it: `shared_uri`. `are_listed`: --help lists them."""
+    made = []
+    for name, annotation in _SHARED.items():
+        kind, option = get_args(annotation)
+        shown = copy(option)
+        shown.hidden = not are_listed
+        made.append(keyword(f"shared_{name}", Annotated[kind, shown], None))
+    return made
 
 
 def taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -124,10 +133,10 @@ def taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): given.pop(name) for name in names}
 
 
-def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def callback(app: typer.Typer, *, lists_flags: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function `(context, …)` as the app's callback.
 
-    The callback takes the shared flags that stand before a command's name.
+    The callback takes the shared flags that stand before a command's name. `lists_flags`: its help lists them.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -140,8 +149,8 @@ def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]
 
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        describe(invoke, function, [context, *own, *shared_parameters()])
-        app.callback(**settings)(invoke)
+        describe(invoke, function, [context, *own, *shared_parameters(are_listed=lists_flags)])
+        app.callback(**({} if lists_flags else {"epilog": POINTER}))(invoke)
         return function
 
     return register

@@ -65,7 +65,9 @@ def timeline(
         style = STATUS_STYLES.get("LAPSED" if run.is_lapsed(now) else run.status, "")
         label = Text()
         for column, cell in enumerate(row):
-            padded = fit(Text(cell, style=style if column == 1 else ""), widths[column] if is_beside else cell_len(cell))
+            padded = fit(
+                Text(cell, style=style if column == 1 else ""), widths[column] if is_beside else cell_len(cell)
+            )
             label.append_text(padded).append("  ")
         bar = _bar(task, run, scale, now, glyphs, style)
         if run.past:
