@@ -44,9 +44,7 @@ def _panel(command: Any) -> str | None:
 def _row(command: Any, path: str) -> Command:
     context = command.make_context(path or "mtask", [], resilient_parsing=True)
     parameters = command.get_params(context)
-    options = [each for each in parameters if each.param_type_name == "option"]
-    # The shared flags are completed everywhere, though only the help of `mtask` lists them.
-    flags = [_flag(each, context) for each in options if not each.hidden or each.name.startswith("shared_")]
+    flags = [_flag(each, context) for each in parameters if each.param_type_name == "option" and not each.hidden]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     return Command(
         (command.help or "").partition("\n\n")[0],

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from copy import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 GLOBAL = "Everywhere"
 #: The last line of each help but that of `mtask`, which lists these flags.
@@ -116,15 +117,39 @@ def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def shared_parameters(*, are_listed: bool = False) -> list[inspect.Parameter]:
-    """Return a parameter for each shared flag, named after it: `shared_uri`. `are_listed`: --help lists them."""
-    made = []
-    for name, annotation in _SHARED.items():
-        kind, option = get_args(annotation)
-        shown = copy(option)
-        shown.hidden = not are_listed
-        made.append(keyword(f"shared_{name}", Annotated[kind, shown], None))
-    return made
+def shared_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each shared flag, named after it: `shared_uri`."""
+    return [keyword(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
+
+
+@contextmanager
+def _without_shared(command: Any) -> Iterator[None]:
+    shared = [parameter for parameter in command.params if parameter.name.startswith("shared_")]
+    for parameter in shared:
+        parameter.hidden = True
+    try:
+        yield
+    finally:
+        for parameter in shared:
+            parameter.hidden = False
+
+
+class BriefCommand(TyperCommand):
+    """A command whose help does not list the shared flags. Shells complete them all the same."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        with _without_shared(self):
+            super().format_help(ctx, formatter)
+
+
+class _BriefGroup(TyperGroup):
+    """The same for a group of commands."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        with _without_shared(self):
+            super().format_help(ctx, formatter)
 
 
 def taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -149,8 +174,9 @@ def callback(app: typer.Typer, *, lists_flags: bool = False) -> Callable[[Callab
 
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        describe(invoke, function, [context, *own, *shared_parameters(are_listed=lists_flags)])
-        app.callback(**({} if lists_flags else {"epilog": POINTER}))(invoke)
+        describe(invoke, function, [context, *own, *shared_parameters()])
+        settings: dict[str, Any] = {} if lists_flags else {"epilog": POINTER, "cls": _BriefGroup}
+        app.callback(**settings)(invoke)
         return function
 
     return register

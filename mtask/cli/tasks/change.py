@@ -54,8 +54,8 @@ def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
         remark = "canceled"
     elif task.task_state.cancel_requested:
         remark = (
-            "cancel requested: the worker ends an async or isolated run at once; a sync handler in a thread goes on until "
-            "it looks at context.is_cancelled, and what it returns is dropped"
+            "cancel requested: the worker ends an async or isolated run; a handler in a thread goes on until it asks "
+            "context.is_cancelled, and its result is dropped"
         )
     else:
         remark = "had ended before: nothing to cancel"
