@@ -95,7 +95,8 @@ lint: $(VENV)/.dev-ready ## Run linters, types and import contracts
 .PHONY: docs
 docs: $(VENV)/.docs-ready ## Build the site of the documentation in build/site; fails on a broken link
 	tools/stage_site.sh $(VENV)
-	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	@# Not --quiet: what it hides, --strict does not count.
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 .PHONY: pictures
 pictures: $(VENV)/.dev-ready ## Make the pictures of the web page in docs/pictures, from the demo's data

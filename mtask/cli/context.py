@@ -6,7 +6,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
+from mtask.cli.reporting import NotPrinted
 from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
 from mtask.defaults import DEFAULT_DATABASE, DEFAULT_URI
@@ -137,14 +138,21 @@ class Cli:
     def notice(self, message: str, style: str = "bright_black") -> None:
         """Print a remark on stderr, unless --quiet is given."""
         if not self.flags.quiet:
-            self.err.print(Text(clean(message), style=style), soft_wrap=True)
+            with suppress(OSError):  # a remark that nobody can read is no reason to end
+                self.err.print(Text(clean(message), style=style), soft_wrap=True)
 
     def answer(self, document: Any, *lines: RenderableType) -> None:
-        """Print the document if --json was given, or the lines if it was not."""
-        if self.is_json:
-            self.json(document)
-        else:
-            self.say(*lines)
+        """Print the document if --json was given, or the lines if it was not; raise NotPrinted."""
+        try:
+            if self.is_json:
+                self.json(document)
+            else:
+                self.say(*lines)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise  # who reads has read enough
+        except OSError as error:
+            raise NotPrinted(error, "; ".join(str(line) for line in lines), document) from error
 
 
 class _Notices(logging.Handler):

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 GLOBAL = "Everywhere"
+#: The last line of each help but that of `mtask`, which lists these flags.
+POINTER = "`mtask --help` lists the flags of every command, such as --uri and --json."
 
 
 @dataclass(slots=True)
@@ -118,16 +122,46 @@ def shared_parameters() -> list[inspect.Parameter]:
     return [keyword(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
 
 
+@contextmanager
+def _without_shared(command: Any) -> Iterator[None]:
+    shared = [parameter for parameter in command.params if parameter.name.startswith("shared_")]
+    for parameter in shared:
+        parameter.hidden = True
+    try:
+        yield
+    finally:
+        for parameter in shared:
+            parameter.hidden = False
+
+
+class BriefCommand(TyperCommand):
+    """A command whose help does not list the shared flags. Shells complete them all the same."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        with _without_shared(self):
+            super().format_help(ctx, formatter)
+
+
+class _BriefGroup(TyperGroup):
+    """The same for a group of commands."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        with _without_shared(self):
+            super().format_help(ctx, formatter)
+
+
 def taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Remove the values whose names begin with the prefix, and return them without it."""
     names = [name for name in given if name.startswith(prefix)]
     return {name.removeprefix(prefix): given.pop(name) for name in names}
 
 
-def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def callback(app: typer.Typer, *, lists_flags: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function `(context, …)` as the app's callback.
 
-    The callback takes the shared flags that stand before a command's name.
+    The callback takes the shared flags that stand before a command's name. `lists_flags`: its help lists them.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -141,6 +175,7 @@ def callback(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         describe(invoke, function, [context, *own, *shared_parameters()])
+        settings: dict[str, Any] = {} if lists_flags else {"epilog": POINTER, "cls": _BriefGroup}
         app.callback(**settings)(invoke)
         return function
 

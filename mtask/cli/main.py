@@ -6,12 +6,11 @@ so this module imports little.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from functools import cache
 
-from mtask.cli import failures
+from mtask.cli import failures, streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +34,7 @@ def _command() -> Callable[..., Any]:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. This is the entry point."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # escape letters that the terminal lacks
+    streams.prepare()
     question = os.environ.get(COMPLETE)
     if question:
         from mtask.cli import completing
@@ -81,7 +78,11 @@ def _failed(error: Exception, given: Sequence[str]) -> int:
     from mtask.cli import reporting
 
     flags = given[: given.index("--")] if "--" in given else given
-    return reporting.report(error, as_json="--json" in flags, no_color="--no-color" in flags, debug="--debug" in flags)
+    settings = {"as_json": "--json" in flags, "no_color": "--no-color" in flags, "debug": "--debug" in flags}
+    try:
+        return reporting.report(reporting.of_stdout(error), **settings)
+    except OSError:  # stderr takes no text either
+        return getattr(error, "exit_code", failures.OTHER)
 
 
 def run_web() -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mtask.cli.context import Cli
-from mtask.cli.flags import Flags, describe, keyword, shared_parameters, taken
+from mtask.cli.flags import POINTER, BriefCommand, Flags, describe, keyword, shared_parameters, taken
 from mtask.cli.flags import callback as callback  # commands take it from here, beside `command`
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.model.options import OPTION_NAMES, check_option_names
@@ -133,7 +133,7 @@ def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callabl
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         describe(invoke, function, [context, *own, *extra, *shared_parameters()])
-        app.command(name, rich_help_panel=panel)(invoke)
+        app.command(name, rich_help_panel=panel, cls=BriefCommand, epilog=POINTER)(invoke)
         return function
 
     return register

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, TextIO
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -39,9 +42,21 @@ STATUS_STYLES = {
 
 
 class _Screen(Console):
+    """A console on which no text can steer the terminal, or begin a line of its own."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print texts on one line each, with unprintable characters escaped."""
+        super().print(*(_printable(one) if isinstance(one, str | Text) else one for one in objects), **settings)
+
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError instead of rich's SystemExit. `mtask.cli.main.run` handles it."""
         raise BrokenPipeError
+
+
+@cache
+def _wrapping() -> Console:
+    """Return the console that wraps text. Its own width does not count."""
+    return Console(width=PIPE_WIDTH, file=io.StringIO())
 
 
 def console(stream: TextIO, *, no_color: bool) -> Console:
@@ -126,13 +141,26 @@ def relative(instant: datetime, now: datetime) -> str:
 
 
 def clean(text: object, limit: int | None = None) -> str:
-    """Return the text on one line, with control characters escaped, shortened to `limit` characters."""
+    """Return the text on one line, with control characters escaped, shortened to `limit` cells of the terminal."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
-    return shown if limit is None or len(shown) <= limit else shown[: max(limit - 1, 0)] + "…"
+    return shown if limit is None or cell_len(shown) <= limit else set_cell_size(shown, max(limit - 1, 0)) + "…"
+
+
+def _printable(line: str | Text) -> str | Text:
+    if isinstance(line, str):
+        return clean(line)
+    if line.plain.isprintable():
+        return line
+    made = Text(style=line.style)
+    for letter in line.divide(range(1, len(line))):
+        if not letter.plain.isprintable():
+            letter.plain = clean(letter.plain)
+        made.append_text(letter)
+    return made
 
 
 def compact(value: Any, limit: int | None = None) -> str:
-    """Return a BSON value as one line of extended JSON, shortened to `limit` characters."""
+    """Return a BSON value as one line of extended JSON, shortened to `limit` cells."""
     return clean(json.dumps(extended(value), ensure_ascii=False), limit)
 
 
@@ -143,13 +171,25 @@ def status_text(status: str) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a listing. On a narrow terminal, the columns with `gives_way` are narrowed first."""
+    """A column of a listing. The fields tell what becomes of it where the terminal is too narrow for all columns."""
 
     title: str
     right: bool = False
+    #: The column is left out: the one with the highest number first. 0: it stays.
+    leaves: int = 0
+    #: Its cells go below their rows: on one line each, so that an id can be copied, ...
+    is_id: bool = False
+    #: ... or wrapped.
+    wraps: bool = False
+    #: It is narrowed, and its cells are cut. For pictures, in which the numbers matter more than the names.
     gives_way: bool = False
     #: A cell that is too long is cut in its middle, so that texts that begin alike can be told apart.
     keeps_end: bool = False
+
+    @property
+    def goes_below(self) -> bool:
+        """Whether its cells may go below their rows."""
+        return self.is_id or self.wraps
 
 
 GAP = 2
@@ -157,18 +197,55 @@ MIN_FLEXIBLE = 12
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], width: int) -> list[Text]:
-    """Return the headings and the rows as lines that fit into the width."""
+    """Return the headings and the rows as lines that fit into the width. Only a single long id may be wider."""
     cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
     headings = [Text(clean(column.title), style="bold") for column in columns]
     lines = [headings, *cells]
     widths = [max(line[index].cell_len for line in lines) for index in range(len(columns))]
-    surplus = sum(widths) + GAP * (len(columns) - 1) - width
+    empty = {index for index, column in enumerate(columns) if column.wraps and not any(row[index] for row in cells)}
+    beside, below = _divided(columns, widths, empty, width)
+    shown = [columns[index] for index in beside]
+    kept = _narrowed(shown, [widths[index] for index in beside], width)
+    made = []
+    for number, line in enumerate(lines):
+        made.append(_fitted([line[index] for index in beside], kept, shown, width))
+        if number:
+            made += [one for index in below for one in _under(columns[index], line[index], len(below) > 1, width)]
+    return made
+
+
+def _divided(
+    columns: Sequence[Column], widths: Sequence[int], empty: set[int], width: int
+) -> tuple[list[int], list[int]]:
+    """Return the columns that stand beside each other, and those whose cells go below the rows."""
+    beside = {index for index, column in enumerate(columns) if not (column.leaves or column.wraps)}
+
+    def fits(chosen: set[int]) -> bool:
+        return sum(widths[index] for index in chosen) + GAP * (len(chosen) - 1) <= width
+
+    below = {index for index, column in enumerate(columns) if column.wraps} - empty
+    for index in sorted(beside, key=lambda index: -widths[index]):
+        if columns[index].is_id and len(beside) > 1 and not fits(beside):
+            beside.remove(index)
+            below.add(index)
+    others = [index for index, column in enumerate(columns) if column.leaves]
+    for index in [*sorted(others, key=lambda index: columns[index].leaves), *sorted(below)]:
+        if fits({*beside, index}):
+            beside.add(index)
+            below.discard(index)
+    return sorted(beside), sorted(below)
+
+
+def _narrowed(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+    """Return the widths after the columns that give way have been narrowed."""
+    made = list(widths)
+    surplus = sum(made) + GAP * (len(columns) - 1) - width
     flexible = [index for index, column in enumerate(columns) if column.gives_way]
-    while surplus > 0 and any(widths[index] > MIN_FLEXIBLE for index in flexible):
-        widest = max(flexible, key=lambda index: widths[index])
-        widths[widest] -= 1
+    while surplus > 0 and any(made[index] > MIN_FLEXIBLE for index in flexible):
+        widest = max(flexible, key=lambda index: made[index])
+        made[widest] -= 1
         surplus -= 1
-    return [_fitted(line, widths, columns, width) for line in lines]
+    return made
 
 
 def _fitted(line: Sequence[Text], widths: Sequence[int], columns: Sequence[Column], whole: int) -> Text:
@@ -179,8 +256,19 @@ def _fitted(line: Sequence[Text], widths: Sequence[int], columns: Sequence[Colum
         if index < len(widths) - 1:
             made.append(" " * GAP)
     made.rstrip()
-    made.truncate(whole, overflow="ellipsis")
+    if not any(column.is_id for column in columns):
+        made.truncate(whole, overflow="ellipsis")
     return made
+
+
+def _under(column: Column, cell: Text, is_named: bool, width: int) -> list[Text]:
+    """Return the lines of a cell below its row."""
+    if not cell:
+        return []
+    head = Text(" " * GAP)
+    if is_named:
+        head.append(f"{column.title.lower()}  ", style="bright_black")
+    return [Text.assemble(head, cell)] if column.is_id else hanging(width, head, cell)
 
 
 def fit(text: Text, width: int, *, right: bool = False) -> Text:
@@ -208,10 +296,10 @@ def without_middle(text: Text, width: int) -> Text:
     return head + end
 
 
-def hanging(screen: Console, head: Text, body: str | Text) -> list[Text]:
+def hanging(width: int, head: Text, body: str | Text) -> list[Text]:
     """Return lines with the head on the left and the wrapped body to its right."""
     text = body if isinstance(body, Text) else Text(body)
-    wrapped = text.wrap(screen, max(screen.width - head.cell_len, MIN_FLEXIBLE))
+    wrapped = text.wrap(_wrapping(), max(width - head.cell_len, MIN_FLEXIBLE))
     indent = " " * head.cell_len
     lines = [Text.assemble(head if index == 0 else indent, line) for index, line in enumerate(wrapped)]
     for line in lines:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mtask.cli import failures
+from mtask.cli import failures, streams
 from mtask.cli.output import as_json_types, clean, console, write_json
 from mtask.errors import MtaskError
 from mtask.store.driver.translate import scrubbed
@@ -22,6 +22,22 @@ def is_usage_error(error: BaseException) -> bool:
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
+class NotPrinted(MtaskError):
+    """The command has done its work, and stdout does not take the answer."""
+
+    exit_code = failures.OTHER
+
+    def __init__(self, error: OSError, done: str | None = None, answer: Any = None) -> None:
+        told = "" if done is None else f" The command has done its work: {done}"
+        super().__init__(f"stdout cannot be written: {error.strerror}.{told}")
+        self.answer = answer
+
+
+def of_stdout(error: Exception) -> Exception:
+    """Return the error; if it came because stdout takes no text, return one that says so."""
+    return NotPrinted(error) if isinstance(error, OSError) and streams.is_lost(sys.stdout) else error
+
+
 def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) -> int:
     """Print the error on stderr and return the exit code."""
     if debug:
@@ -31,9 +47,9 @@ def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) 
         write_json({"error": kind, "message": message, **fields, "exit_code": code}, sys.stderr)
         return code
     screen = console(sys.stderr, no_color=no_color)
-    lines = message.splitlines() or [kind]
-    text = Text.assemble(("error: ", "bold red"), "\n".join(clean(line) for line in lines))
-    screen.print(text, soft_wrap=True)
+    first, *others = message.splitlines() or [kind]
+    for line in (Text.assemble(("error: ", "bold red"), clean(first)), *map(clean, others)):
+        screen.print(line, soft_wrap=True)
     if is_usage_error(error):
         path = getattr(getattr(error, "ctx", None), "command_path", "mtask")
         screen.print(Text(f"`{path} --help` shows how to use it.", style="bright_black"), soft_wrap=True)

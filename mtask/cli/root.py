@@ -36,7 +36,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@callback(app)
+@callback(app, lists_flags=True)
 def root(
     context: typer.Context,
     version: Annotated[

@@ -26,7 +26,7 @@ README = (ROOT / "README.md").read_text()
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its language, the file it is to be saved as, and its text."""
+    """A code block: its language, the file that its first line names, and its text."""
 
     language: str
     file: str | None
@@ -34,8 +34,8 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    found = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    return [Block(language, file or None, text) for language, file, text in found]
+    found = re.findall(r"^```(\w+)\n((?:# (\S+\.py)\n)?.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [Block(language, file or None, text) for language, text, file in found]
 
 
 def shell_block(containing: str) -> str:
@@ -110,7 +110,7 @@ def test_first_example_runs_as_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("file", ["flow.py", "ask.py", "follow.py"])
 def test_programs_that_need_a_worker_say_how_to_start_it(file: str) -> None:
-    before = README.partition(f"```python file={file}\n")[0].rstrip()
+    before = README.partition(f"```python\n# {file}\n")[0].rstrip()
     told = " ".join(before.split("\n\n")[-1].split())
     assert "`mtask-worker handlers:app &`" in told
 

@@ -65,9 +65,9 @@ def _report(screen: Console, findings: list[Finding]) -> list[Text]:
     lines = []
     for finding in findings:
         level = fit(status_text(finding.level), 4)
-        lines += hanging(screen, Text.assemble(level, f"  {finding.check:<{width}}  "), clean(finding.message))
+        lines += hanging(screen.width, Text.assemble(level, f"  {finding.check:<{width}}  "), clean(finding.message))
         if finding.remedy is not None:
-            lines += hanging(screen, Text.assemble(" " * (width + 8), ("-> ", "bold")), clean(finding.remedy))
+            lines += hanging(screen.width, Text.assemble(" " * (width + 8), ("-> ", "bold")), clean(finding.remedy))
     return lines
 
 

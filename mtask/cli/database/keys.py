@@ -55,7 +55,13 @@ def list_keys(cli: Cli) -> None:
         cli.notice("there are no data keys; `mtask keys create` makes one")
         return
     now = client.server_time()
-    columns = (Column("KEY", gives_way=True), Column("ID"), Column("MASTER KEY"), Column("MADE"), Column("STATE"))
+    columns = (
+        Column("KEY", is_id=True),
+        Column("ID", is_id=True),
+        Column("MASTER KEY", leaves=2),
+        Column("MADE", leaves=1),
+        Column("STATE"),
+    )
     rows: list[list[str | Text]] = []
     for row in found:
         made = "-" if row.create_time is None else relative(row.create_time, now)

@@ -74,16 +74,16 @@ def log(
         return
     columns = (
         Column("TIME"),
-        Column("WHO", gives_way=True),
-        Column("VIA"),
+        Column("WHO"),
+        Column("VIA", leaves=1),
         Column("WHAT"),
-        Column("TARGET", gives_way=True, keeps_end=True),
-        Column("DETAIL", gives_way=True),
-        Column("RESULT"),
+        Column("TARGET", is_id=True),
+        Column("DETAIL", wraps=True),
+        Column("RESULT", wraps=True),
     )
     cli.say(*listing(columns, [_row(action) for action in shown], cli.out.width))
     if limit and len(found) > limit:
-        cli.notice(f"there are more: --after {shown[-1].id} continues, --limit 0 shows all")
+        cli.notice(f"more: --after {shown[-1].id}")
 
 
 def _row(action: Action) -> list[str | Text]:

@@ -93,7 +93,7 @@ def _reasons(cli: Cli, flow: FlowState) -> list[Text]:
     lines = []
     for step in own[:MAX_REASONS]:
         head = Text.assemble("  ", (clean(step.step, 24), "bold"), "  ")
-        lines += hanging(cli.out, head, Text(clean(step.reason, 400), style="red"))
+        lines += hanging(cli.out.width, head, Text(clean(step.reason), style="red"))
     if len(own) > MAX_REASONS:
         lines.append(Text(f"  and {len(own) - MAX_REASONS} more: --json prints all", style="bright_black"))
     return [Text(""), Text("failed", style="bold"), *lines] if lines else []
@@ -119,14 +119,14 @@ def list_flows(
         return
     now = client.server_time()
     columns = (
-        Column("FLOW", gives_way=True),
+        Column("FLOW", is_id=True),
         Column("ENDED", right=True),
-        Column("CREATED"),
-        Column("STEPS", gives_way=True),
+        Column("CREATED", leaves=1),
+        Column("STEPS", wraps=True),
     )
     cli.say(*listing(columns, [_list_row(row, now) for row in shown], cli.out.width))
     if limit and len(found) > limit:
-        cli.notice(f"there are more: --limit {limit * 2} shows them, --limit 0 all")
+        cli.notice(f"more: --limit {limit * 2}, or 0 for all")
 
 
 def _list_row(row: FlowRow, now: datetime) -> list[str | Text]:

@@ -190,9 +190,9 @@ def controls(cli: Cli) -> None:
     columns = (
         Column("STATE"),
         Column("KIND"),
-        Column("TARGET", gives_way=True),
-        Column("BOUNDS", gives_way=True),
-        Column("SINCE"),
+        Column("TARGET", is_id=True),
+        Column("BOUNDS", wraps=True),
+        Column("SINCE", leaves=1),
     )
     rows: list[list[str | Text]] = [
         [

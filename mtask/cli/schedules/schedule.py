@@ -196,14 +196,14 @@ def list_schedules(cli: Cli) -> None:
         return
     now = client.server_time()
     columns = (
-        Column("SCHEDULE", gives_way=True),
-        Column("TASK", gives_way=True),
-        Column("WHEN", gives_way=True),
-        Column("NEXT"),
-        Column("LAST"),
-        Column("FIRED", right=True),
-        Column("SKIPPED", right=True),
-        Column("BY"),
+        Column("SCHEDULE", is_id=True),
+        Column("TASK", leaves=2),
+        Column("WHEN", wraps=True),
+        Column("NEXT", leaves=1),
+        Column("LAST", leaves=3),
+        Column("FIRED", right=True, leaves=4),
+        Column("SKIPPED", right=True, leaves=6),
+        Column("BY", leaves=5),
     )
     cli.say(*listing(columns, [_row(schedule, now) for schedule in found], cli.out.width))
 

@@ -53,7 +53,10 @@ def cancel(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     if task.status is TaskStatus.CANCELED:
         remark = "canceled"
     elif task.task_state.cancel_requested:
-        remark = "cancel requested: the worker will end its run"
+        remark = (
+            "cancel requested: the worker ends an async or isolated run; a handler in a thread goes on until it asks "
+            "context.is_cancelled, and its result is dropped"
+        )
     else:
         remark = "had ended before: nothing to cancel"
     _report(cli, task, remark)

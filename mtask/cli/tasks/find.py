@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.text import Text
 from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
-from mtask.cli.output import Column, clean, compact, lasting, listing, relative, status_text, task_document
+from mtask.cli.output import Column, clean, compact, lasting, listing, moment, relative, status_text, task_document
 from mtask.client.reading.pages import MAX_PAGE, TaskPage
 from mtask.client.reading.partial import TaskFields
 from mtask.client.reading.views import StatRow
@@ -25,8 +26,10 @@ from mtask.model.status import TaskStatus
 from mtask.store.driver.extended_json import extended
 
 PANEL = "Tasks"
-#: The greatest width of a value in a list, in characters.
+#: The greatest width of a value in a list that is no text, in characters.
 _FIELD_WIDTH = 80
+#: The counts that a narrow terminal does not show.
+_LEAVES: Mapping[str, int] = {TaskStatus.CANCELED: 3, TaskStatus.SUCCESS: 2}
 
 
 def register(app: typer.Typer) -> None:
@@ -109,6 +112,7 @@ def list_tasks(
     }
     client = cli.client(reads_only=True)
     page: TaskPage[Any]
+    more = None
     if after is None and 0 < limit <= MAX_PAGE:
         page = client.find_page(**wanted, **paged, limit=limit)
     elif any(value is not None for value in paged.values()):
@@ -121,29 +125,29 @@ def list_tasks(
         found: list[Any] = client.find(**wanted, after=after, limit=limit + 1 if limit else 0)
         page = TaskPage(found[:limit] if limit else found, None)
         if limit and len(found) > limit:
-            cli.notice(f"there are more: --after {page.tasks[-1].id} continues, --limit 0 shows all")
+            more = f"more: --after {shlex.quote(page.tasks[-1].id)}"
     shown = page.tasks
     if page.looked_to is not None:
-        when = page.looked_to.isoformat()
-        cli.notice(f"looked to {when}: --cursor {page.next_cursor} continues")
+        more = f"looked to {moment(page.looked_to)}; on: --cursor {page.next_cursor}"
     elif page.next_cursor is not None:
-        cli.notice(f"there are more: --cursor {page.next_cursor} continues, --limit {limit * 2} shows them")
+        more = f"more: --cursor {page.next_cursor}"
     if cli.is_json:
         cli.json([fields_document(row) if isinstance(row, TaskFields) else task_document(row) for row in shown])
-        return
-    if not shown:
+    elif not shown:
         nothing_found(cli, client)
-        return
-    if asked:
+    elif asked:
         lines = [[row.id, *(_shown(row[field]) for field in asked)] for row in shown]
-        headings = [Column(title.upper(), gives_way=True) for title in ("task", *asked)]
+        headings = [Column("TASK", is_id=True), *(Column(field.upper(), wraps=True) for field in asked)]
         cli.say(*listing(headings, lines, cli.out.width))
     else:
         _list(cli, client, shown)
+    if more is not None:
+        cli.notice(more)
 
 
 def _shown(value: object) -> str:
-    return clean(value, _FIELD_WIDTH) if type(value) is str else compact(value, _FIELD_WIDTH)
+    """Return a value of a list. Text is not cut: it may be a reason, or an id."""
+    return clean(value) if type(value) is str else compact(value, _FIELD_WIDTH)
 
 
 def fields_document(row: TaskFields) -> dict[str, Any]:
@@ -155,13 +159,14 @@ def _list(cli: Cli, client: Client, shown: Sequence[Task]) -> None:
     now = client.server_time()
     columns = (
         Column("STATUS"),
-        Column("TASK", gives_way=True),
-        Column("QUEUE"),
-        Column("PRIO", right=True),
-        Column("CREATED"),
-        Column("NEXT"),
-        Column("RUNS", right=True),
-        Column("LAST", gives_way=True),
+        Column("TASK", is_id=True),
+        Column("QUEUE", leaves=2),
+        Column("PRIO", right=True, leaves=6),
+        Column("CREATED", leaves=3),
+        Column("NEXT", leaves=1),
+        Column("RUNS", right=True, leaves=5),
+        Column("LAST WORKER", leaves=4),
+        Column("REASON", wraps=True),
     )
     cli.say(*listing(columns, [_task_row(task, now) for task in shown], cli.out.width))
 
@@ -175,7 +180,8 @@ def _task_row(task: Task, now: datetime) -> list[str | Text]:
         relative(task.task_state.create_time, now),
         _next(task, now),
         str(len(task.runs)),
-        _last(task),
+        task.runs[-1].worker_id if task.runs else "",
+        Text(clean(_reason(task)), style="red"),
     ]
 
 
@@ -199,15 +205,9 @@ def _next(task: Task, now: datetime) -> str:
     return relative(instant, now) if instant > now else f"due {lasting(now - instant)}"
 
 
-def _last(task: Task) -> Text:
-    """Return the worker of the last run, and the reason if the run failed. Without a run, return why the task ended."""
-    if not task.runs:
-        return Text(clean(task.task_state.reason or "", 120), style="red")
-    run = task.runs[-1]
-    text = Text(clean(run.worker_id))
-    if run.fail_reason:
-        text.append(f" {clean(run.fail_reason, 120)}", style="red")
-    return text
+def _reason(task: Task) -> str:
+    """Return why the last run failed. Without a run, return why the task ended."""
+    return (task.runs[-1].fail_reason if task.runs else task.task_state.reason) or ""
 
 
 def stats(
@@ -242,18 +242,17 @@ def stats(
     # A database without flows has no WAITING tasks, and needs no column for them.
     usual = [status for status in TaskStatus if status is not TaskStatus.WAITING or status in present]
     statuses = list(dict.fromkeys([*usual, *present]))
-    columns = [Column("QUEUE", gives_way=True), Column("NAME", gives_way=True)]
-    columns += [Column(title, right=True) for title in (*statuses, "TOTAL")]
-    columns.append(Column("OLDEST WAITING"))
-    if any(found.stuck for found in rows):
-        columns.append(Column("STUCK", gives_way=True))
+    columns = [Column("QUEUE", is_id=True), Column("NAME", is_id=True)]
+    columns += [Column(status, right=True, leaves=_LEAVES.get(status, 0)) for status in statuses]
+    columns += [Column("TOTAL", right=True, leaves=4), Column("OLDEST", right=True, leaves=1)]
+    columns.append(Column("STUCK", wraps=True))
     lines: list[list[str | Text]] = []
     for (in_queue, of_name), by_status in grouped.items():
         counts = [_count(by_status.get(status), status) for status in statuses]
         total = sum(found.count for found in by_status.values())
         waiting = by_status.get(TaskStatus.INIT)
-        line: list[str | Text] = [in_queue, of_name, *counts, str(total), _oldest(waiting, now)]
-        lines.append([*line, Text(waiting.stuck if waiting and waiting.stuck else "", style="red")][: len(columns)])
+        stuck = Text(clean(waiting.stuck) if waiting and waiting.stuck else "", style="red")
+        lines.append([in_queue, of_name, *counts, str(total), _oldest(waiting, now), stuck])
     cli.say(*listing(columns, lines, cli.out.width))
 
 

@@ -127,9 +127,9 @@ def _say_lines(cli: Cli, lines: list[LogLine]) -> None:
         head = Text(f"  {clock(line.time)}  ")
         head.append(f"{clean(line.level, 8):<8} ", style=_STYLES.get(line.level, ""))
         first, *others = _parts(line)
-        cli.say(*hanging(cli.out, head, first))
+        cli.say(*hanging(cli.out.width, head, first))
         for part in others:
-            cli.say(*hanging(cli.out, Text(" " * _INDENT), part))
+            cli.say(*hanging(cli.out.width, Text(" " * _INDENT), part))
 
 
 def clock(instant: datetime) -> str:

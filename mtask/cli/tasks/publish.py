@@ -166,7 +166,8 @@ def publish(
     spec.prepare(checked, values.flag_of_argument, cli.flags.tenant)
     if params is None and params_file is None:
         publish_many.check_no_params(checked, "PARAMS")
-    result = cli.client().publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
+    client = cli.client()
+    result = client.publish(name, read, key=key, **defaults, **options, if_exists=if_exists, **existing)  # type: ignore[arg-type]
     document = {
         "task_id": result.task_id,
         "created": result.created,
@@ -174,6 +175,7 @@ def publish(
         "result": publish_many.word(result),
     }
     cli.answer(document, f"{publish_many.word(result)}  {clean(result.task_id)}")
+    publish_many.warn_of_unserved(cli, client, [name])
     return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -12,6 +13,7 @@ from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.output import clean, counted
 from mtask.client.asking.publication import TaskSpec
+from mtask.client.sync import Client
 from mtask.errors import GatherConflict, GatherFull, InvalidInput, MtaskError, TaskExists
 from mtask.model.options import check_option_names
 from mtask.store.driver.extended_json import parse_extended
@@ -19,6 +21,8 @@ from mtask.store.tasks.publishing import Policy, Published
 
 #: The most tasks in one call of the client's `publish_many`.
 BATCH = 1000
+#: The most names of which it is said that no worker serves them.
+_MAX_UNSERVED = 5
 FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "lookup", "callback", "tenant", "task_option")
 _STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}
 #: Results of publishing that gathers. The summary holds them only where there are any.
@@ -99,27 +103,49 @@ def _start(given: Mapping[str, Any]) -> dict[str, Any]:
     return start
 
 
+def warn_of_unserved(cli: Cli, client: Client, names: Iterable[str]) -> None:
+    """Say which of the names no live worker serves, with the nearest one that is served. This costs one read."""
+    if cli.is_json or cli.flags.quiet:
+        return
+    try:
+        served = sorted({name for worker in client.workers() for name in worker.names})
+    except MtaskError:  # perhaps this user may only publish
+        return
+    if not served:
+        return  # publishing before the first worker starts is usual
+    for name in sorted(set(names).difference(served))[:_MAX_UNSERVED]:
+        nearest = difflib.get_close_matches(name, served, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "; it waits for a worker that does"
+        cli.notice(f"no live worker serves {name!r}{hint}", style="yellow")
+
+
 def publish(cli: Cli, specs: Sequence[Numbered], policy: Mapping[str, Any]) -> int:
     """Publish all tasks, print the result of each, and return the exit code."""
     client = cli.client()
     counts: Counter[str] = Counter()
     styles = {**_STYLES, **_GATHERED}
     published: list[dict[str, Any]] = []
+    is_lost = False
     for start in range(0, len(specs), BATCH):
         batch = specs[start : start + BATCH]
         results = client.publish_many([spec for _, spec in batch], **policy)
-        for (line, _), result in zip(batch, results, strict=True):
+        for (number, _), result in zip(batch, results, strict=True):
             what = word(result)
             counts[what] += 1
             if cli.is_json:
-                published.append({"line": line, "task_id": result.task_id, "result": what})
-            elif not cli.flags.quiet:
-                cli.out.print(Text.assemble((f"{what:9}", styles[what]), "  ", clean(result.task_id)), soft_wrap=True)
-    if cli.is_json:
-        told = {name: counts[name] for name in styles if name in _STYLES or counts[name]}
-        cli.json({"tasks": published, "summary": {"total": len(specs), **told}})
-    else:
-        parts = [f"{counts[name]} {name}" for name in styles if counts[name]]
-        cli.say(counted(len(specs), "task") + (": " + ", ".join(parts) if parts else ": nothing to do"))
+                published.append({"line": number, "task_id": result.task_id, "result": what})
+            elif not cli.flags.quiet and not is_lost:
+                line = Text.assemble((f"{what:9}", styles[what]), "  ", clean(result.task_id))
+                try:
+                    cli.out.print(line, soft_wrap=True)
+                except OSError:  # the rest is published, too, and the summary tells it
+                    is_lost = True
+    told = {name: counts[name] for name in styles if name in _STYLES or counts[name]}
+    parts = [f"{counts[name]} {name}" for name in styles if counts[name]]
+    cli.answer(
+        {"tasks": published, "summary": {"total": len(specs), **told}},
+        counted(len(specs), "task") + (": " + ", ".join(parts) if parts else ": nothing to do"),
+    )
+    warn_of_unserved(cli, client, [str(spec.task) for _, spec in specs])
     is_conflict = any(counts[name] for name in ("exists", "running", *_GATHERED))
     return failures.CONFLICT if is_conflict else failures.OK

@@ -48,7 +48,7 @@ def show(
     name: TaskArgument,
     key: KeyArgument = None,
     runs: Annotated[int, typer.Option("--runs", min=0, help="Number of runs to draw, the newest; 0 = all.")] = 20,
-    full: Annotated[bool, typer.Option("--full", help="Print params, reasons and returns in full.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print params and returns in full.")] = False,
 ) -> None:
     """Show a task: why it waits, its options and params, and its runs as bars on a time axis.
 
@@ -101,7 +101,7 @@ def _show_malformed(cli: Cli, seen: Inspected) -> None:
             ],
         ),
         "",
-        Text("\n".join(clean(line) for line in json.dumps(extended(seen.document), indent=2).splitlines())),
+        *json.dumps(extended(seen.document), indent=2).splitlines(),
     )
 
 
@@ -109,7 +109,7 @@ def _labelled(cli: Cli, pairs: list[tuple[str, str | Text]]) -> list[Text]:
     return [
         line
         for label, text in pairs
-        for line in hanging(cli.out, Text(f"{label:<{_LABEL}}", style="bright_black"), text)
+        for line in hanging(cli.out.width, Text(f"{label:<{_LABEL}}", style="bright_black"), text)
     ]
 
 
@@ -158,7 +158,7 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
     if task.status == "SUCCESS" and task.returns is not None:
         lines.append(("returns", compact(task.returns, limit)))
     elif reason_text and (task.status == "FAIL" or state.reason is not None):
-        lines.append(("reason", Text(clean(reason_text, limit), style="red")))
+        lines.append(("reason", Text(clean(reason_text), style="red")))
     return lines
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from mtask.cli.output import STATUS_STYLES, clean, compact, fit, lasting
+from mtask.cli.output import STATUS_STYLES, clean, compact, fit, hanging, lasting, relative
 from mtask.model import rules
 from mtask.model.documents import Run, Task
 
 MIN_BAR = 12
-MIN_WORKER = 8
-MAX_WORKER = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,6 @@ def timeline(
     end = max([task.task_state.finish_time or now, *(_end(run, now) for run in runs)])
     cells = [_cells(run, begin, now) for run in runs]
     widths = [max(cell_len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    others = sum(widths) - widths[2] + 2 * len(widths)
-    widths[2] = min(widths[2], MAX_WORKER, max(width - others, MIN_WORKER))
     taken = sum(widths) + 2 * len(widths)
     bar_width = width - taken
     is_beside = bar_width >= MIN_BAR
@@ -69,7 +65,10 @@ def timeline(
         style = STATUS_STYLES.get("LAPSED" if run.is_lapsed(now) else run.status, "")
         label = Text()
         for column, cell in enumerate(row):
-            label.append_text(fit(Text(cell, style=style if column == 1 else ""), widths[column])).append("  ")
+            padded = fit(
+                Text(cell, style=style if column == 1 else ""), widths[column] if is_beside else cell_len(cell)
+            )
+            label.append_text(padded).append("  ")
         bar = _bar(task, run, scale, now, glyphs, style)
         if run.past:
             label.stylize("dim")
@@ -80,9 +79,9 @@ def timeline(
             label.rstrip()
             lines.append(label)
             lines.append(Text.assemble("  ", bar))
-        outcome = _outcome(run, None if is_full else max(width - widths[0] - 2, 20))
-        if outcome:
-            lines.append(Text.assemble(" " * (widths[0] + 2), (outcome, "red" if run.fail_reason else "green")))
+        indent = Text(" " * (widths[0] + 2))
+        for told in _told(run, now, None if is_full else max(width - len(indent), 20)):
+            lines += hanging(width, indent, told)
     return lines
 
 
@@ -125,11 +124,13 @@ def _bar(task: Task, run: Run, scale: Scale, now: datetime, glyphs: Glyphs, styl
     return bar
 
 
-def _outcome(run: Run, limit: int | None) -> str:
-    """Return the result of the run, on one line."""
+def _told(run: Run, now: datetime, limit: int | None) -> Iterator[Text]:
+    """Return what the run has reported, and its result. A reason is not cut."""
+    if run.progress is not None and run.status != "SUCCESS":
+        share = "" if run.progress.fraction is None else f"{run.progress.fraction:.0%}"
+        parts = [share, clean(run.progress.message or ""), f"({relative(run.progress.time, now)})"]
+        yield Text(" ".join(filter(None, ["progress", *parts])), style="yellow")
     if run.fail_reason is not None:
-        final = "final: " if run.final else ""
-        return clean(final + run.fail_reason, limit)
-    if run.status == "SUCCESS" and run.returns is not None:
-        return f"returns {compact(run.returns, limit)}"
-    return ""
+        yield Text(clean(f"{'final: ' if run.final else ''}{run.fail_reason}"), style="red")
+    elif run.status == "SUCCESS" and run.returns is not None:
+        yield Text(f"returns {compact(run.returns, None if limit is None else limit - len('returns '))}", style="green")

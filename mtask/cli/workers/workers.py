@@ -65,14 +65,15 @@ def workers(
         return
     columns = (
         Column("STATUS"),
-        Column("WORKER", gives_way=True),
-        Column("HOST", gives_way=True),
-        Column("PID", right=True),
-        Column("SINCE"),
-        Column("BEAT"),
-        Column("RUNS", right=True),
-        Column("QUEUES", gives_way=True),
-        Column("NAMES", gives_way=True),
+        Column("WORKER", is_id=True),
+        Column("HOST", leaves=4),
+        Column("PID", right=True, leaves=5),
+        Column("SINCE", leaves=3),
+        Column("BEAT", leaves=2),
+        Column("RUNS", right=True, leaves=1),
+        Column("QUEUES", wraps=True),
+        Column("NAMES", wraps=True),
+        Column("NO HANDLER", wraps=True),
     )
     cli.say(*listing(columns, [_row(worker, now) for worker in found], cli.out.width))
 
@@ -87,15 +88,9 @@ def _row(worker: WorkerDocument, now: datetime) -> list[str | Text]:
         lasting(max(now - worker.heartbeat_time, timedelta(0))),
         f"{worker.running_cnt}/{worker.concurrency}",
         listed(worker.queues, 10),
-        _names(worker),
+        listed(worker.names, 10),
+        Text(clean(listed(worker.unserved_names, 10)), style="yellow"),
     ]
-
-
-def _names(worker: WorkerDocument) -> Text:
-    text = Text(clean(listed(worker.names, 10)))
-    if worker.unserved_names:
-        text.append(f"  no handler: {clean(listed(worker.unserved_names, 10))}", style="yellow")
-    return text
 
 
 def state(worker: WorkerDocument, now: datetime) -> str:

@@ -120,7 +120,8 @@ def _checked(name: object) -> str:
 
 def _advice(name: str, last: str) -> str:
     """Name the nearest fields, or those that callers mostly ask for."""
-    inner = [known for known in _KNOWN if known.rpartition(".")[2] == last]
+    usual = [known for known in _USUAL if known.endswith(f"_{last}")]
+    inner = usual or [known for known in _KNOWN if known.rpartition(".")[2] == last]
     if inner:
         return f"did you mean {inner[0]!r}?"
     param = f"A param is params.{shown(name, 40)[1:-1]}."

@@ -215,3 +215,30 @@ def test_json_errors_are_one_document(mtask: Commands) -> None:
     document = json.loads(ended.err)
     assert (document["error"], document["exit_code"], ended.code) == ("TaskNotFound", 4, 4)
     assert os.linesep in ended.err
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "told"),
+    [
+        (">/dev/full", 1, "error: stdout cannot be written: No space left on device. {}created  send:k1\n"),
+        (">&-", 1, "error: stdout cannot be written: Bad file descriptor. {}created  send:k1\n"),
+        (">/dev/full 2>/dev/full", 1, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_a_publish_that_cannot_be_printed_is_stored_and_says_so(
+    mtask: Commands, streams: str, code: int, told: str
+) -> None:
+    script = f"{sys.executable} -m mtask.cli.main publish send -k k1 {streams}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, told.format("The command has done its work: "))
+    assert [task["_id"] for task in mtask("list", "--json").json] == ["send:k1"]
+
+
+@pytest.mark.parametrize("command", [["--version"], ["list", "--json"], ["show", "--help"]])
+def test_an_answer_that_cannot_be_printed_is_no_bug_of_mtask(mtask: Commands, command: list[str]) -> None:
+    script = f"{sys.executable} -m mtask.cli.main {' '.join(command)} >/dev/full"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "stdout cannot be written: No space left on device." in done.stderr
+    assert "bug" not in done.stderr

@@ -163,7 +163,7 @@ def test_list_shows_the_newest_first(mtask: Commands, store: SyncStore) -> None:
     assert [line.split()[0] for line in lines] == ["g/2", "g/1", "f"]
     assert "0/6" in lines[0]
     assert "5 WAITING, 1 INIT" in lines[0]
-    assert "there are more" in mtask.ok("flow", "list", "--limit", "1").err
+    assert "more: --limit 2" in mtask.ok("flow", "list", "--limit", "1").err
     rows = mtask.ok("flow", "list", "--prefix", "g/", "--json").json
     assert [(row["key"], row["counts"], row["is_ended"]) for row in rows] == [
         ("g/2", {"WAITING": 5, "INIT": 1}, False),

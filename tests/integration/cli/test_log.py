@@ -25,7 +25,7 @@ def test_commands_write_down_what_they_change_and_log_shows_it(mtask: Commands) 
     ]
     assert "hidden" not in repr(found)
     shown = mtask.ok("log").out.splitlines()
-    assert shown[0].split() == ["TIME", "WHO", "VIA", "WHAT", "TARGET", "DETAIL", "RESULT"]
+    assert shown[0].split() == ["TIME", "WHO", "VIA", "WHAT", "TARGET", "RESULT"]  # a column without a text is left out
     assert "task:send:k/2" in shown[1]
     assert shown[1].endswith("TaskNotFound")
     assert len(mtask.ok("log", "--who", "ann", "--what", "cancel", "--json").json) == 2
@@ -33,7 +33,7 @@ def test_commands_write_down_what_they_change_and_log_shows_it(mtask: Commands) 
     assert len(mtask.ok("log", "--since", "1h", "--limit", "1", "--json").json) == 1
     (last,) = mtask.ok("log", "--after", found[1]["id"], "--json").json
     assert last == found[2]
-    assert "there are more: --after" in mtask.ok("log", "--limit", "1").err
+    assert "more: --after" in mtask.ok("log", "--limit", "1").err
     assert "no such action" in mtask.ok("log", "--who", "bob").err
     assert mtask("log", "--what", "publish").code == 2
 

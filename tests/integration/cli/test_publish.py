@@ -13,6 +13,7 @@ import pytest
 from mtask.store.driver.stores import SyncStore
 from tests.clients import claim, fail
 from tests.integration.cli.commands import Commands
+from tests.integration.stores import register
 
 
 def test_a_task_is_published_once_per_key(mtask: Commands, store: SyncStore) -> None:
@@ -213,3 +214,19 @@ def test_params_and_lines_come_from_standard_input(mtask: Commands, monkeypatch:
     assert mtask("publish", "hash", "-k", "a", "--params-file", "-").out == "created  hash:a\n"
     many = mtask.entry("publish", "hash", "--many", "-", stdin='{"key": "a"}\n{"key": "b"}\n')
     assert many.out.splitlines()[-1] == "2 tasks: 1 created, 1 unchanged"
+
+
+def test_a_name_that_no_live_worker_serves_is_published_with_a_warning(
+    mtask: Commands, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mtask.ok("publish", "send_invoce").err == "", "before the first worker starts, there is nothing to say"
+    register(store, "w1", names=["send_invoice", "send_reminder"])
+    warned = mtask.ok("publish", "send_invoce", "--key", "k1")
+    assert warned.out == "created  send_invoce:k1\n"
+    assert warned.err == "no live worker serves 'send_invoce'; did you mean 'send_invoice'?\n"
+    assert mtask.ok("publish", "other").err == "no live worker serves 'other'; it waits for a worker that does\n"
+    for quiet in (["publish", "send_invoce", "--json"], ["publish", "send_invoce", "-q"], ["publish", "send_invoice"]):
+        assert mtask.ok(*quiet).err == ""
+    lines = '{"name": "send_invoce"}\n{"name": "send_invoce"}\n{"name": "send_reminder"}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    assert mtask.ok("publish", "--many", "-").err == warned.err

@@ -355,6 +355,7 @@ def test_returns_of_an_earlier_round_are_not_sent(client: AnyClient, done: str) 
         (["params.$where"], "write a path"),
         (["params.\ud800"], "lone surrogate"),
         (["create_time"], r"a task has no field 'create_time': did you mean 'task_state\.create_time'\?"),
+        (["reason"], r"did you mean 'fail_reason'\?$"),
         (["retuns"], r"did you mean 'returns' or 'runs'\? A param is params\.retuns\.$"),
         (["user_id"], r"did you mean '_id'\? A param is params\.user_id\."),
         (["status_of"], r"did you mean 'status'\? A param"),

@@ -77,6 +77,20 @@ def test_mtask_alone_prints_help_with_the_exit_codes(capsys: pytest.CaptureFixtu
         assert f"{code}:" in text
 
 
+@pytest.mark.parametrize("words", [["show"], ["local"], ["schedule", "add"]])
+def test_only_the_help_of_mtask_lists_the_flags_of_all_commands(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*words, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "Everywhere" not in page
+    assert "--no-color" not in page
+    assert page.count("mtask --help") == 1
+    assert run(["--help"]) == 0
+    assert "--no-color" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", [*COMMANDS, "local start"])
 def test_help_of_every_command_prints(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*name.split(), "--help"]) == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from mtask.cli.tasks.timeline import Scale, timeline
 from mtask.model.documents import Task
@@ -103,10 +105,17 @@ def test_the_shortest_run_is_seen() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 140])
-def test_every_line_fits_the_terminal(width: int) -> None:
-    long = run(1, "FAIL", 1, 2, fail_reason="x" * 300, worker_id="w" * 100)
-    for line in drawn(task(long, run(2, "RUNNING", 3)), 10, width):
-        assert len(line) <= max(width, 45), line
+def test_every_line_fits_the_terminal_but_no_id_and_no_reason_is_cut(width: int) -> None:
+    reason, worker_id = "many words " * 30 + "end", "w" * 100
+    progress = {"fraction": 0.456, "message": "日本 " * 40 + "end", "time": at(8)}
+    long = run(1, "FAIL", 1, 2, fail_reason=reason, worker_id=worker_id)
+    lines = drawn(task(long, run(2, "RUNNING", 3, progress=progress)), 10, width)
+    for line in lines:
+        assert cell_len(line) <= max(width, 45) or worker_id in line, line
+    whole = " ".join(line.strip() for line in lines)
+    assert f"FAIL  {worker_id}" in re.sub(" +", "  ", whole)
+    assert reason in whole
+    assert f"progress 46% {progress['message']} (2.0s ago)" in whole
 
 
 def test_a_terminal_without_these_letters_gets_plain_ones() -> None:

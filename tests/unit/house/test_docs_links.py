@@ -15,6 +15,7 @@ import mtask
 from mtask import errors
 from mtask.model import rules
 from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE
+from tools.site_fences import faults_of
 
 ROOT = Path(__file__).parents[3]
 PAGES_OF_THE_CODE = ("docs", "CONTRIBUTING.md")
@@ -167,6 +168,37 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     navigation = re.findall(r"^ +- (?:.+: )?([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     wanted = {page for page in PAGES if page.startswith("docs/")} | {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
     assert wanted <= set(navigation)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_fence_names_its_language_and_nothing_else(page: str) -> None:
+    # GitHub reads more; the site would show the fence and its code as text.
+    fences = re.findall(r"^ *```(.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert [fence for fence in fences if not re.fullmatch(r"\w*", fence)] == []
+    assert len(fences) % 2 == 0
+
+
+def test_the_site_is_built_so_that_a_warning_ends_it() -> None:
+    built = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert built == ["mkdocs build --strict"], "--quiet hides warnings from --strict"
+    assert "hooks:\n  - tools/site_fences.py\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+_FENCE = "```python\nx = 1\n```\n"
+_SHOWN, _AS_TEXT = "<pre><code>x = 1</code></pre>", "<p>```python file=shop.py x = 1 ```</p>"
+
+
+@pytest.mark.parametrize(
+    ("html", "faults"),
+    [
+        (_SHOWN + "<p>write <code>```</code></p>" + _SHOWN, 0),
+        (_SHOWN, 1),
+        (_SHOWN + _SHOWN + _AS_TEXT, 1),
+        (_SHOWN + _AS_TEXT, 2),
+    ],
+)
+def test_the_site_is_not_built_with_a_fence_that_became_text(html: str, faults: int) -> None:
+    assert len(faults_of(_FENCE + "text\n\n" + _FENCE, html)) == faults
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/design")])
