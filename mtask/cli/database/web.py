@@ -101,19 +101,20 @@ def web(
         cli.answer({"url": url, "page": page, "token": token}, *lines)
         sys.stdout.flush()
 
-    async def serve() -> None:
-        client = AsyncClient(
-            cli.uri(),
-            database=cli.database(),
+    uri, database, encryption = cli.uri(), cli.database(), cli.encryption()
+
+    def make_client() -> AsyncClient:
+        return AsyncClient(
+            uri,
+            database=database,
             check=not read_only,
             server_timeout=SERVER_TIMEOUT,
             middleware=middleware,
-            encryption=cli.encryption(),
+            encryption=encryption,
         )
-        await server.serve(client, settings, tokens, listening, ready)
 
     with listening:
-        asyncio.run(serve())
+        asyncio.run(server.serve(make_client, settings, tokens, listening, ready))
 
 
 def _start_logging(log_format: str | None) -> None:

@@ -16,6 +16,7 @@ from pymongo import AsyncMongoClient
 from mtask import AsyncClient, Encryption
 from mtask.web.access import Caller, Role
 from mtask.web.app import build
+from mtask.web.connections import Connections, config_of
 from mtask.web.hub import Hub
 from mtask.web.server import listen
 from mtask.web.settings import WebSettings
@@ -92,12 +93,16 @@ async def serving(
     source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(uri, appname=appname)
     if tokens is None:
         tokens = Tokens() if chosen.is_open else TOKENS
+
+    def make_client() -> AsyncClient:
+        return AsyncClient(uri, database=database, encryption=encryption)
+
     async with source, AsyncClient(source, database=database, encryption=encryption) as client:
-        app, hub = build(client, chosen, tokens)
+        app, hub = build(client, chosen, tokens, make_client)
         listening = listen(chosen)
         listening.listen(100)
         port = listening.getsockname()[1]
-        config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, proxy_headers=False)
+        config = config_of(app, Connections(chosen.connections))
         server = uvicorn.Server(config)
         running = asyncio.create_task(server._serve([listening]))
         url = f"http://127.0.0.1:{port}"
