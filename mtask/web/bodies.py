@@ -125,32 +125,29 @@ class Route(APIRoute):
 
                 text = await body_of(strict, largest.size, hold)
                 if len(text) <= SMALL:
-                    return await self._answered(strict, text, answer)
+                    strict.parse(text)
+                    return await self._answered(strict, answer)
                 _check_type(strict)
-                values = await rooms.apart.run(lambda _: _counted(text, largest.values))
+                values = await rooms.apart.compute(check_values, text, largest.values)
                 await held.enter_async_context(rooms.values.awaited(caller, values, PATIENCE))
+                await rooms.apart.compute(strict.parse, text)
 
                 async def answered(client: AsyncClient) -> Response:
                     strict.scope["mtask.client"] = client
-                    return await self._answered(strict, text, answer)
+                    return await self._answered(strict, answer)
 
                 return await rooms.apart.run(answered)
 
         return handle
 
     async def _answered(
-        self, request: StrictRequest, text: bytes, answer: Callable[[Request], Coroutine[Any, Any, Response]]
+        self, request: StrictRequest, answer: Callable[[Request], Coroutine[Any, Any, Response]]
     ) -> Response:
-        request.parse(text)
         if request.parsed is not None and self.body_field is None and request.parsed != {}:
             raise InvalidRequest("This request takes no body.")
         if request.parsed is None and self.body_field is not None and self.body_field.field_info.is_required():
             raise InvalidRequest("This request takes a JSON object as its body.")
         return await answer(request)
-
-
-async def _counted(text: bytes, most: int) -> int:
-    return check_values(text, most)
 
 
 def _check_rights(caller: Caller, role: Role, settings: WebSettings, said: dict[str, Any], *, is_change: bool) -> None:

@@ -54,7 +54,7 @@ class Gate:
         self._page = page
         self._settings = settings
         self._logins = logins
-        self._requests = rooms.requests
+        self.rooms = rooms
         self._rates = Rates(settings.max_rate)
         self._rates_of_strangers = Rates(settings.max_stranger_rate)
 
@@ -100,7 +100,7 @@ class Gate:
         if scope["path"] in _WITHOUT_TOKEN:
             await self._app(scope, receive, send)
             return
-        with self._requests.taken(scope["mtask.caller"]) if scope["mtask.is_known"] else nullcontext():
+        with self.rooms.requests.taken(scope["mtask.caller"]) if scope["mtask.is_known"] else nullcontext():
             await self._pass_on(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:

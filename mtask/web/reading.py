@@ -10,7 +10,7 @@ from starlette.requests import Request
 from mtask.web.problems import BodyTooLarge, RequestTimeout
 
 #: A body up to this size, in bytes, is small: to parse it takes a few milliseconds at most.
-SMALL = 16 * 1024
+SMALL = 8 * 1024
 #: The time that a body may take, in seconds, and the bytes that must come in each further second.
 _TIME, _SLOWEST = 20.0, 16 * 1024
 #: The longest time that a large body waits for those of other requests, in seconds.

@@ -16,8 +16,8 @@ from starlette.types import Scope
 
 from mtask.web.access import Caller
 
-#: The time after which a session ends, in seconds, and the most sessions at once. Then the longest unused one gives way
-#: of the tenant, or of the token without a tenant, that has most of them.
+#: The time after which a session ends, in seconds, and the most sessions at once. Then the tenant, or the token without
+#: one, that has most of them loses the longest unused one; of a tenant's tokens, that which has most.
 LIFE, MOST = 12 * 3600, 1_000
 #: The most messages that wait to be shown in a session, and their longest length.
 _MOST_NOTES, _LONGEST_NOTE = 5, 2_000
@@ -75,7 +75,9 @@ class Sessions:
         self._counts[made.owner] += 1
         if len(self._by_digest) > MOST:
             owner = max(self._counts, key=lambda each: (self._counts[each], each == made.owner))
-            self.end(next(each for each in self._by_digest.values() if each.owner == owner))
+            of_owner = [each for each in self._by_digest.values() if each.owner == owner]
+            (token, _), *_ = Counter(each.caller.name for each in of_owner).most_common(1)
+            self.end(next(each for each in of_owner if each.caller.name == token))
         return value, made
 
     def session_of(self, value: str) -> Session | None:

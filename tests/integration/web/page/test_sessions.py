@@ -143,6 +143,30 @@ def test_token_becomes_a_cookie_and_leaves_the_address(serve: Callable[..., None
     serve(scenario)
 
 
+def test_a_link_with_a_token_signs_nobody_in_by_itself(serve: Callable[..., None]) -> None:
+    """Else a link of another site could sign a visitor in under a token of that site's owner."""
+
+    async def scenario(server: Serving) -> None:
+        async with visiting(server) as visitor:
+            shown = await visitor.get("/login?token=acme&next=%2Ftasks")
+            assert (shown.status_code, "set-cookie" in shown.headers) == (200, False)
+            for told in ("acme", "operate", 'value="/tasks"'):
+                assert told in shown.text, "it says whose token this is"
+            form = {"token": "acme", "next": "/tasks"}
+            for origin in ("https://evil.example", server.url.replace("http:", "https:"), "null"):
+                assert (await visitor.post("/login", form, Origin=origin)).status_code == 403, origin
+            without = await visitor.http.post("/login", data=form)
+            assert (without.status_code, "set-cookie" in without.headers) == (403, False)
+            assert (await visitor.post("/login", form)).headers["location"] == "/tasks"
+        async with visiting(server, "operate") as visitor:
+            shown = await visitor.get("/login?token=acme")
+            assert (shown.status_code, "signed in as" in shown.text) == (200, True)
+            assert (await visitor.get("/queues")).status_code == 200, "the session is still that of operate"
+            assert (await visitor.post("/login", {"token": "x" * 10_000})).status_code == 413
+
+    serve(scenario)
+
+
 @pytest.mark.parametrize(
     "target", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "/a\r\nSet-Cookie: x=y", ""]
 )
