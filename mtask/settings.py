@@ -52,6 +52,7 @@ class Settings(BaseSettings):
     health_file: Path | None = Field(default=None, description="file that tells probes of the worker's health")
     metrics_port: int | None = Field(default=None, description="port of a worker's own metrics")
     metrics_host: str = Field(default="127.0.0.1", description="address of that port")
+    metrics_allow_hosts: str | None = Field(default=None, description="further names of that port, comma-separated")
     encryption_key_file: Path | None = Field(default=None, description="file with the local master key of data keys")
     encryption_key_vault: str | None = Field(default=None, description="collection of the data keys")
     encryption_queues: str | None = Field(default=None, description="queues whose tasks must be encrypted")

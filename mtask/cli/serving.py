@@ -89,8 +89,9 @@ def _metrics(settings: Settings, worker: Worker) -> Iterator[None]:
         slots = {worker.worker_id: worker.slots()}
         return exposition.text_of([*exposition.of_tally(worker.tally), exposition.of_slots(slots)])
 
-    host = settings.metrics_host
-    with serving.serving(host, settings.metrics_port, make, exposition.CONTENT_TYPE) as port:
+    host, names = settings.metrics_host, (settings.metrics_allow_hosts or "").split(",")
+    allowed = [name.strip() for name in names if name.strip()]
+    with serving.serving(host, settings.metrics_port, make, exposition.CONTENT_TYPE, allowed) as port:
         logger.info("metrics served", extra=fields(host=host, port=port))
         yield
 
@@ -164,6 +165,7 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
     ]
     flags = {
         "metrics-host": None if settings.metrics_port is None else settings.metrics_host,
+        "metrics-allow-hosts": None if settings.metrics_port is None else settings.metrics_allow_hosts,
         "callbacks": settings.callbacks,
         "callback-networks": settings.callback_networks,
         "callback-secret-file": settings.callback_secret_file,

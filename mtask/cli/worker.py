@@ -100,6 +100,10 @@ def main(
         ),
     ] = None,
     metrics_host: Annotated[str | None, typer.Option(help="Address of the metrics' port. [127.0.0.1]")] = None,
+    metrics_allow_hosts: Annotated[
+        str | None,
+        typer.Option(help="Further names in the header Host that the metrics' port answers, comma-separated. [none]"),
+    ] = None,
     encryption_key_file: Annotated[
         Path | None,
         typer.Option(help="File with the master key of encrypted tasks: 96 bytes, or base64. [no encryption]"),
@@ -147,6 +151,7 @@ def main(
         "callback_secret_file": callback_secret_file,
         "health_file": health_file,
         "metrics_port": metrics_port,
+        "metrics_allow_hosts": metrics_allow_hosts,
         "metrics_host": metrics_host,
         "encryption_key_file": encryption_key_file,
         "encryption_key_vault": encryption_key_vault,

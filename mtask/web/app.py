@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,10 +17,12 @@ from mtask.client import AsyncClient
 from mtask.errors import DatabaseError, MtaskError
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
+from mtask.web.apart import MakeClient
 from mtask.web.bulks import Bulks
 from mtask.web.counts import Counts
 from mtask.web.gate import Gate
 from mtask.web.hub import Hub
+from mtask.web.logins import Logins
 from mtask.web.page.page import WebPage
 from mtask.web.paths import BY_QUERY
 from mtask.web.problems import (
@@ -34,6 +35,7 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
+from mtask.web.rooms import Rooms
 from mtask.web.routes import bulk, events, flows, health, listing, metrics, operating, publishing, tasks
 from mtask.web.routes.metrics import Metrics
 from mtask.web.settings import WebSettings
@@ -88,13 +90,18 @@ def _by_query(path_item: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[Gate, Hub]:
-    """Return the API and the page as one ASGI application, and its hub of events. The caller closes the client."""
+def build(client: AsyncClient, settings: WebSettings, tokens: Tokens, make_client: MakeClient) -> tuple[Gate, Hub]:
+    """Return the API and the page as one ASGI application, and its hub of events.
+
+    The caller closes the client. `make_client` makes another one of the same database, for another event loop.
+    """
     settings.check(has_tokens=len(tokens) > 0)
     hub = Hub(client, settings)
     bulks = Bulks(client, is_read_only=settings.is_read_only)
     counts = Counts(client)
-    page = WebPage(client, settings, tokens, hub, bulks, counts)
+    rooms = Rooms(settings, make_client)
+    known = Logins(settings, tokens)
+    page = WebPage(client, settings, known, hub, bulks, counts, rooms)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -105,11 +112,12 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         await hub.end()
         await api.state.metrics.end()
         await counts.end()
+        await rooms.apart.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
     api.state.client, api.state.settings, api.state.hub = client, settings, hub
-    api.state.bulks, api.state.streams = bulks, Counter()
+    api.state.bulks, api.state.rooms = bulks, rooms
     api.state.counts = counts
     api.state.metrics = Shared(Metrics(client).read)
     routers = (
@@ -134,7 +142,7 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens) -> tuple[G
         (Exception, _on_mistake),
     ):
         api.add_exception_handler(kind, handler)
-    return Gate(api, page, settings, tokens), hub
+    return Gate(api, page, settings, known, rooms), hub
 
 
 def _caller(request: Request) -> Caller:

@@ -7,6 +7,7 @@ route takes JSON under any type, but not from a browser.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from email.message import Message
 from typing import Any
 
@@ -14,17 +15,16 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
+from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
 from mtask.store.driver.extended_json import parse_strict
 from mtask.web.access import Caller, Role
 from mtask.web.paths import with_segments
-from mtask.web.problems import (
-    BodyTooLarge,
-    Forbidden,
-    InvalidRequest,
-    UnsupportedMediaType,
-)
-from mtask.web.settings import WebSettings
+from mtask.web.problems import Forbidden, InvalidRequest, UnsupportedMediaType
+from mtask.web.reading import PATIENCE, SMALL, body_of
+from mtask.web.rooms import Rooms
+from mtask.web.settings import NO_BODY, WebSettings
+from mtask.web.sizes import check_values
 
 #: What a route says about itself in the OpenAPI document: the role that it takes, whether its body may be large,
 #: whether it belongs to the whole database, and the beginnings of the names of its query parameters that have any name.
@@ -67,30 +67,15 @@ class StrictRequest(Request):
         """Return the parsed body."""
         return self.parsed
 
-    async def prepare(self, largest: int) -> None:
-        """Read and parse the body."""
-        text = await self._read(largest)
+    def parse(self, text: bytes) -> None:
+        """Take the body, and parse it."""
+        self._body = text
         if text:
             _check_type(self)
-            self._body = text
             try:
                 self.parsed = parse_strict(text.decode("utf-8"), "body")
             except UnicodeDecodeError:
                 raise InvalidInput("body: this is not UTF-8.", field="body") from None
-
-    async def _read(self, largest: int) -> bytes:
-        told = self.headers.get("content-length", "0")
-        if told.isascii() and told.isdecimal() and int(told[:20]) > largest:
-            raise BodyTooLarge(f"The body may have at most {largest} bytes.")
-        parts: list[bytes] = []
-        size = 0
-        async for part in self.stream():
-            size += len(part)
-            if size > largest:
-                raise BodyTooLarge(f"The body may have at most {largest} bytes.")
-            parts.append(part)
-        self._body = b"".join(parts)
-        return self._body
 
 
 def _check_type(request: Request) -> None:
@@ -131,14 +116,38 @@ class Route(APIRoute):
             _check_rights(caller, role, settings, said, is_change=request.method not in _READS)
             _check_query(request, known, tuple(said.get(FREE_QUERY, ())))
             strict = StrictRequest(_as_json(request) if said.get(IS_OF_ANY_TYPE) else request.scope, request.receive)
-            await strict.prepare(settings.max_batch_body if said.get(IS_BATCH) else settings.max_body)
-            if strict.parsed is not None and self.body_field is None and strict.parsed != {}:
-                raise InvalidRequest("This request takes no body.")
-            if strict.parsed is None and self.body_field is not None and self.body_field.field_info.is_required():
-                raise InvalidRequest("This request takes a JSON object as its body.")
-            return await answer(strict)
+            largest = settings.largest(is_batch=bool(said.get(IS_BATCH))) if self.body_field else NO_BODY
+            rooms: Rooms = request.app.state.rooms
+            async with AsyncExitStack() as held:
+
+                async def hold(length: int) -> None:
+                    await held.enter_async_context(rooms.bodies.awaited(caller, length, PATIENCE))
+
+                text = await body_of(strict, largest.size, hold)
+                if len(text) <= SMALL:
+                    strict.parse(text)
+                    return await self._answered(strict, answer)
+                _check_type(strict)
+                values = await rooms.apart.compute(check_values, text, largest.values)
+                await held.enter_async_context(rooms.values.awaited(caller, values, PATIENCE))
+                await rooms.apart.compute(strict.parse, text)
+
+                async def answered(client: AsyncClient) -> Response:
+                    strict.scope["mtask.client"] = client
+                    return await self._answered(strict, answer)
+
+                return await rooms.apart.run(answered)
 
         return handle
+
+    async def _answered(
+        self, request: StrictRequest, answer: Callable[[Request], Coroutine[Any, Any, Response]]
+    ) -> Response:
+        if request.parsed is not None and self.body_field is None and request.parsed != {}:
+            raise InvalidRequest("This request takes no body.")
+        if request.parsed is None and self.body_field is not None and self.body_field.field_info.is_required():
+            raise InvalidRequest("This request takes a JSON object as its body.")
+        return await answer(request)
 
 
 def _check_rights(caller: Caller, role: Role, settings: WebSettings, said: dict[str, Any], *, is_change: bool) -> None:

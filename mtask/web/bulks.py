@@ -20,16 +20,22 @@ class Bulks:
     def __init__(self, client: AsyncClient, *, is_read_only: bool) -> None:
         self._client = client
         self._is_read_only = is_read_only
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._carried: dict[str, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Look for bulk changes that another process has left, now and then."""
+        self._loop = asyncio.get_running_loop()
         if not self._is_read_only:
             self._looking = asyncio.create_task(self._look())
 
     def carry(self, bulk_id: str) -> None:
-        """Carry a bulk change out, unless this process does already."""
+        """Carry a bulk change out, unless this process does already. Any thread may call this."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._carry_here, bulk_id)
+
+    def _carry_here(self, bulk_id: str) -> None:
         if bulk_id not in self._carried:
             self._carried[bulk_id] = asyncio.create_task(self._carry(bulk_id))
 

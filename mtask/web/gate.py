@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import nullcontext
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -16,7 +17,10 @@ from mtask.errors import MtaskError
 from mtask.model.tracing import trace_of
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
+from mtask.web.connections import tell
+from mtask.web.logins import Logins
 from mtask.web.page.page import WebPage
+from mtask.web.page.sessions import scheme_of
 from mtask.web.problems import (
     BadRequest,
     Forbidden,
@@ -28,8 +32,8 @@ from mtask.web.problems import (
     response_of,
 )
 from mtask.web.rates import Rates
+from mtask.web.rooms import Rooms
 from mtask.web.settings import WebSettings
-from mtask.web.tokens import Tokens
 
 logger = logging.getLogger("mtask.web")
 #: The addresses that programs without a token may ask: whether the server lives, and what its errors mean.
@@ -45,12 +49,14 @@ class Gate:
     The API takes a token with each request, and no cookie. The page takes its session's cookie, and no token.
     """
 
-    def __init__(self, app: ASGIApp, page: WebPage, settings: WebSettings, tokens: Tokens) -> None:
+    def __init__(self, app: ASGIApp, page: WebPage, settings: WebSettings, logins: Logins, rooms: Rooms) -> None:
         self._app = app
         self._page = page
         self._settings = settings
-        self._tokens = tokens
+        self._logins = logins
+        self.rooms = rooms
         self._rates = Rates(settings.max_rate)
+        self._rates_of_strangers = Rates(settings.max_stranger_rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -91,6 +97,13 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the page or the API answer; raise a Refusal."""
         self._admit(scope)
+        if scope["path"] in _WITHOUT_TOKEN:
+            await self._app(scope, receive, send)
+            return
+        with self.rooms.requests.taken(scope["mtask.caller"]) if scope["mtask.is_known"] else nullcontext():
+            await self._pass_on(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["mtask.is_page"]:
             await self._page(scope, receive, send)
             return
@@ -104,21 +117,47 @@ class Gate:
     def _admit(self, scope: Scope) -> None:
         """Set the path and the caller of a request, or raise a Refusal."""
         headers = Headers(scope=scope)
+        path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
+        is_page = scope["mtask.is_page"] = self._page.owns(path, headers.get("accept", ""))
+        address = scope["mtask.address"] = self._logins.address_of(scope)
+        # Who asks whether the server lives is never turned away: an orchestrator would end the server.
+        is_free = path in _WITHOUT_TOKEN
+        caller = None if is_free else self._known(headers, scope, address, is_page=is_page)
+        scope["mtask.caller"], scope["mtask.is_known"] = caller or ANYBODY, caller is not None
+        tell(scope, is_known=caller is not None)
+        if not is_free:
+            self._slow_down(caller, address, is_page=is_page)
         host = self._checked_host(headers, scope)
         _check_origin(headers, scope, host)
         paths.check_query(scope.get("query_string", b""))
-        path = paths.routed_path(scope.get("raw_path") or scope["path"].encode())
-        is_page = scope["mtask.is_page"] = self._page.owns(path, headers.get("accept", ""))
-        caller = ANYBODY if is_page or path in _WITHOUT_TOKEN else self._caller(headers)
-        scope["mtask.caller"] = caller
-        # Who asks whether the server lives is never turned away: an orchestrator would end the server.
-        delay = 0.0 if path in _WITHOUT_TOKEN else self._rates.delay(caller.name, time.monotonic())
-        if delay:
-            raise TooManyRequests(f"You may send {self._settings.max_rate:g} requests in a second.", delay)
+        if caller is None and not (is_free or is_page):
+            if _token_in(headers) is None:
+                raise Unauthenticated("Send a token: Authorization: Bearer TOKEN.")
+            raise Unauthenticated("The server does not know this token.")
         if paths.is_by_query(path):
             path, scope["query_string"] = paths.by_query(path, scope.get("query_string", b""))
         scope["path"] = path
         scope["root_path"] = ""
+
+    def _known(self, headers: Headers, scope: Scope, address: str, *, is_page: bool) -> Caller | None:
+        """Return the caller of a request; None: it has shown neither a token nor a session. Raises TooManyRequests."""
+        if self._settings.is_open:
+            return ANYBODY
+        if is_page:
+            return self._page.caller_of(scope)
+        token = _token_in(headers)
+        return None if token is None else self._logins.caller_of(token, address)
+
+    def _slow_down(self, caller: Caller | None, address: str, *, is_page: bool) -> None:
+        now = time.monotonic()
+        if caller is None:
+            rate, delay = self._settings.max_stranger_rate, self._rates_of_strangers.delay(address, now)
+        else:
+            # A page and a program with one token do not hold each other back.
+            who = f"{'page' if is_page else 'token'} {caller.name}"
+            rate, delay = self._settings.max_rate, self._rates.delay(who, now)
+        if delay:
+            raise TooManyRequests(f"You may send {rate:g} requests in a second.", delay)
 
     def _checked_host(self, headers: Headers, scope: Scope) -> str:
         given = headers.getlist("host")
@@ -129,17 +168,12 @@ class Gate:
             raise WrongHost("The header Host does not name this server. `mtask web --allow-host NAME` adds a name.")
         return given[0]
 
-    def _caller(self, headers: Headers) -> Caller:
-        if self._settings.is_open:
-            return ANYBODY
-        given = headers.getlist("authorization")
-        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise Unauthenticated("Send a token: Authorization: Bearer TOKEN.")
-        caller = self._tokens.caller_of(token.strip())
-        if caller is None:
-            raise Unauthenticated("The server does not know this token.")
-        return caller
+
+def _token_in(headers: Headers) -> str | None:
+    """Return the token of a request, or None."""
+    given = headers.getlist("authorization")
+    scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 async def _has_left(receive: Receive) -> bool:
@@ -156,5 +190,7 @@ def _check_origin(headers: Headers, scope: Scope, host: str) -> None:
     origin = headers.get("origin")
     if scope["method"] in _READS or origin is None:
         return
-    if not paths.is_of_host(origin, host):
-        raise Forbidden("A page of another site sent this request.")
+    if not paths.is_same_origin(origin, scheme_of(scope), host):
+        raise Forbidden(
+            "A page of another site sent this request. A proxy that ends TLS must send X-Forwarded-Proto: https."
+        )

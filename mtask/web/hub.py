@@ -16,7 +16,6 @@ from mtask.client import AsyncClient
 from mtask.client.reading.events_aio import AsyncEvents
 from mtask.errors import EventsLost, MtaskError
 from mtask.store.streams.events import TaskEvent
-from mtask.web.problems import Busy
 from mtask.web.settings import WebSettings
 
 logger = logging.getLogger("mtask.web")
@@ -85,7 +84,6 @@ class Hub:
         self._opening = asyncio.Lock()
         self._events: AsyncEvents | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._catch_ups = 0
         self.is_closing = False
 
     @property
@@ -116,19 +114,13 @@ class Hub:
 
     @asynccontextmanager
     async def catch_up(self, after: str, until: str | None) -> AsyncIterator[AsyncIterator[TaskEvent]]:
-        """Give the block the events between two tokens. Raises Busy, InvalidInput or EventsLost."""
-        if self._catch_ups >= self._settings.max_catch_ups:
-            raise Busy("Too many streams read old events at the moment. Try again in a second.")
-        self._catch_ups += 1
+        """Give the block the events between two tokens. Raises InvalidInput or EventsLost."""
+        old = self._client.events(after=after)
         try:
-            old = self._client.events(after=after)
-            try:
-                await old.open()
-                yield self._between(old, until)
-            finally:
-                await old.close()
+            await old.open()
+            yield self._between(old, until)
         finally:
-            self._catch_ups -= 1
+            await old.close()
 
     async def _between(self, old: AsyncEvents, until: str | None) -> AsyncIterator[TaskEvent]:
         end = place_of(until)

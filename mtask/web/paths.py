@@ -80,9 +80,11 @@ def by_query(path: str, query: bytes) -> tuple[str, bytes]:
     return f"/v1/tasks/{name}/{key}{tail}", others.encode("ascii")
 
 
-def is_of_host(origin: str, host: str) -> bool:
-    """Whether a header Origin names this host. Anybody can send what is no address, so nothing parses it."""
-    return origin.partition("://")[2].lower() == host.lower()
+def is_same_origin(origin: str, scheme: str, host: str) -> bool:
+    """Whether a header Origin names a page of this scheme and host. Anybody can send what is no address."""
+    usual = {"http": ":80", "https": ":443"}.get(scheme, "")
+    given, own = origin.lower(), f"{scheme}://{host.lower()}"
+    return given.removesuffix(usual) == own.removesuffix(usual)
 
 
 def path_in(address: str) -> str:

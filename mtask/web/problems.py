@@ -114,8 +114,14 @@ class UnsupportedMediaType(Refusal):
     status = 415
 
 
+class RequestTimeout(Refusal):
+    """The body of the request did not come in time."""
+
+    status = 408
+
+
 class BodyTooLarge(Refusal):
-    """The body is larger than the server reads."""
+    """The body is larger than the server reads, or has more values."""
 
     status = 413
 
@@ -143,7 +149,7 @@ class TooManyRequests(Refusal):
 
 
 class Busy(Refusal):
-    """The server has too many open streams."""
+    """The server has no room for this at the moment."""
 
     status = 503
 
@@ -224,6 +230,8 @@ def response_of(
         sent["WWW-Authenticate"] = "Bearer"
     if isinstance(error, TooManyRequests):
         sent["Retry-After"] = str(math.ceil(error.delay))
+    if isinstance(error, RequestTimeout):
+        sent["Connection"] = "close"  # what still comes of the body is no request
     if document["status"] == 503:
         sent.setdefault("Retry-After", "1")
     sent.setdefault("Cache-Control", "no-store")

@@ -13,19 +13,22 @@ _BURST = 2.0
 class Rates:
     """A measure for each caller. It fills up with time, and each request takes one part of it."""
 
-    def __init__(self, per_second: float) -> None:
+    def __init__(self, per_second: float, burst: float = _BURST) -> None:
         self._per_second = per_second
-        self._most = max(1.0, per_second * _BURST)
+        self._most = max(1.0, per_second * burst)
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def delay(self, caller: str, now: float) -> float:
-        """Take one request of a caller; return 0, or the seconds after which to send it again. `now`: in seconds."""
+    def delay(self, caller: str, now: float, *, take: bool = True) -> float:
+        """Take one request of a caller; return 0, or the seconds after which to send it again. `now`: in seconds.
+
+        Without `take`, the caller keeps what it has.
+        """
         if not self._per_second:
             return 0.0
         left, at = self._left.pop(caller, (self._most, now))
         left = min(self._most, left + max(0.0, now - at) * self._per_second)
         delay = 0.0 if left >= 1 else (1 - left) / self._per_second
-        self._left[caller] = (left if delay else left - 1, now)
+        self._left[caller] = (left - 1 if take and not delay else left, now)
         if len(self._left) > _MOST:
             self._left.popitem(last=False)
         return delay

@@ -12,15 +12,18 @@ from types import FrameType
 
 import uvicorn
 
-from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
+from mtask.web.apart import MakeClient
 from mtask.web.app import build
+from mtask.web.connections import Connections, config_of
 from mtask.web.hub import Hub
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 
 #: The time that requests have to end after a signal, in whole seconds.
 _GRACE = 1
+#: The most connections that wait to be taken, and the most that are taken in one step of the event loop.
+_BACKLOG, _AT_ONCE = 2048, 100
 
 
 class _Server(uvicorn.Server):
@@ -29,6 +32,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
         super().__init__(config)
         self._hub = hub
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections: _AT_ONCE in one step of the event loop. The others wait in the system."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -73,7 +82,7 @@ def listen(settings: WebSettings) -> socket.socket:
 
 
 async def serve(
-    client: AsyncClient,
+    make_client: MakeClient,
     settings: WebSettings,
     tokens: Tokens,
     listening: socket.socket,
@@ -84,18 +93,10 @@ async def serve(
 
     `ready` is called with the port once the server is set up.
     """
-    app, hub = build(client, settings, tokens)
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=_GRACE,
-        ws="none",
-    )
-    listening.listen(2048)
+    client = make_client()
+    app, hub = build(client, settings, tokens, make_client)
+    config = config_of(app, Connections(settings.connections), timeout_graceful_shutdown=_GRACE, backlog=_AT_ONCE)
+    listening.listen(_BACKLOG)
     ready(listening.getsockname()[1])
     server = _Server(config, hub)
 
@@ -113,20 +114,20 @@ async def serve(
 
 
 @contextmanager
-def served(make_client: Callable[[], AsyncClient], settings: WebSettings, tokens: Tokens) -> Iterator[int]:
+def served(make_client: MakeClient, settings: WebSettings, tokens: Tokens) -> Iterator[int]:
     """Serve in a thread of its own during the block; give the port. Raises InvalidInput if the port is taken."""
     loop, ending = asyncio.new_event_loop(), asyncio.Event()
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            loop.run_until_complete(serve(make_client(), settings, tokens, listening, lambda _: None, ending))
+            loop.run_until_complete(serve(make_client, settings, tokens, listening, lambda _: None, ending))
         except BaseException as error:
             failed.append(error)
 
     with listen(settings) as listening:
         port = listening.getsockname()[1]
-        listening.listen(2048)
+        listening.listen(_BACKLOG)
         thread = threading.Thread(target=run, name="mtask web", daemon=True)
         thread.start()
         try:

@@ -5,12 +5,26 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from mtask.errors import InvalidInput, shown
 
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
 #: The names under which programs reach a server on the loopback interface.
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest body of a request: its bytes, and the values in it."""
+
+    size: int
+    values: int
+
+
+#: What is left for the body of a request that takes none.
+NO_BODY = Largest(1024, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +37,34 @@ class WebSettings:
     #: Whether callers need no token. Only a server on the loopback interface may do without.
     is_open: bool = False
     allowed_hosts: Sequence[str] = ()  #: further values of the header Host, such as "mtask.example.org"
-    #: The largest bodies of requests, in bytes.
+    #: The largest bodies of requests, in bytes and in values. A value takes a hundred bytes when it is parsed.
     max_body: int = 1024 * 1024
+    max_values: int = 100_000
     max_batch_body: int = 16 * 1024 * 1024
-    max_streams: int = 1_000  #: the most event streams that are open at once
+    max_batch_values: int = 300_000
+    #: The bytes of large bodies that the server holds at once, and the values in them.
+    max_held_bytes: int = 96 * 1024 * 1024
+    max_held_values: int = 1_000_000
+    #: What all callers share (see `Shares`): event streams, live pages, requests that wait for the end of a task, and
+    #: event streams that read old events.
+    max_streams: int = 1_000
+    max_pages: int = 1_000
+    max_waiters: int = 1_000
+    max_catch_ups: int = 8
     max_streams_each: int = 500  #: the most event streams of one caller
     max_rate: float = 2_000.0  #: the most requests of one caller in a second; 0: no limit
-    max_waiters: int = 1_000  #: the most requests that wait for the end of a task at once
-    max_catch_ups: int = 4  #: the most event streams that read old events at once
+    #: The most requests in a second from an address, as long as it shows no token; 0: no limit.
+    max_stranger_rate: float = 200.0
+    #: Proxies whose header X-Forwarded-For is believed: addresses and networks, such as "10.0.0.0/8".
+    proxies: Sequence[str] = ()
+    connections: int = 4_000  #: the most connections at once
     max_behind: int = 1_000  #: the number of events after which a slow reader of events is disconnected
+
+    def largest(self, *, is_batch: bool) -> Largest:
+        """Return the largest body of a request. `is_batch`: it may hold many tasks."""
+        if is_batch:
+            return Largest(self.max_batch_body, self.max_batch_values)
+        return Largest(self.max_body, self.max_values)
 
     @property
     def is_public(self) -> bool:
@@ -42,6 +75,10 @@ class WebSettings:
         """Raise InvalidInput if a server with these settings could be used by everybody."""
         if not 0 <= self.port <= 65_535:
             raise InvalidInput(f"port {self.port}: use 1 to 65535, or 0 for any free port.", field="port")
+        if self.connections < 4:
+            raise InvalidInput(f"connections {self.connections}: use 4 or more.", field="connections")
+        for given in self.proxies:
+            _network(given)
         if self.is_open and has_tokens:
             raise InvalidInput("give a token file or --no-token, not both.", field="no_token")
         if self.is_public and not has_tokens:
@@ -66,8 +103,22 @@ class WebSettings:
         return self._is_any_address and _is_address_with_port(given, port)
 
     @property
+    def trusted(self) -> Sequence[Network]:
+        """The networks of the proxies."""
+        return [_network(given) for given in self.proxies]
+
+    @property
     def _is_any_address(self) -> bool:
         return self.host in ("", "0.0.0.0", "::")
+
+
+def _network(given: str) -> Network:
+    try:
+        return ipaddress.ip_network(given.strip())
+    except ValueError:
+        raise InvalidInput(
+            f"proxy {shown(given)}: use an address or a network, such as 10.0.0.5 or 10.0.0.0/8.", field="proxies"
+        ) from None
 
 
 def is_loopback(host: str) -> bool:

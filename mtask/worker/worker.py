@@ -50,7 +50,7 @@ class Worker:
         if options.callbacks is not None:
             from mtask.worker.callbacks.deliverer import with_deliveries  # few workers deliver callbacks
 
-            app = with_deliveries(app, options.callbacks)
+            app = with_deliveries(app, options.callbacks, options.concurrency)
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid

@@ -31,6 +31,10 @@ def metrics(
         str | None,
         typer.Option("--host", metavar="HOST", help="Address to listen on. [127.0.0.1]", show_default=False),
     ] = None,
+    allow_host: Annotated[
+        list[str],
+        typer.Option("--allow-host", metavar="HOST", help="A further value of the header Host; repeatable."),
+    ] = [],  # noqa: B006 typer reads it
 ) -> None:
     """Print the metrics of all workers and queues in the text format of Prometheus, or serve them.
 
@@ -54,7 +58,7 @@ def metrics(
         cli.answer({"metrics": text}) if cli.is_json else sys.stdout.write(text)
         return
     address = DEFAULT_HOST if host is None else host
-    with serving.serving(address, port, serving.Kept(make), exposition.CONTENT_TYPE) as bound:
+    with serving.serving(address, port, serving.Kept(make), exposition.CONTENT_TYPE, allow_host) as bound:
         shown = f"[{address}]" if ":" in address else address
         url = f"http://{shown}:{bound}/metrics"
         cli.answer({"url": url}, f"metrics: {url}")

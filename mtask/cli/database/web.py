@@ -49,6 +49,17 @@ def web(
         list[str],
         typer.Option("--allow-host", metavar="HOST", help="A further value of the header Host; repeatable."),
     ] = [],  # noqa: B006 typer reads it
+    proxy: Annotated[
+        list[str],
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="A proxy whose header X-Forwarded-For is believed: an address or a network; repeatable.",
+        ),
+    ] = [],  # noqa: B006 typer reads it
+    connections: Annotated[
+        int, typer.Option("--connections", metavar="NUMBER", min=4, help="Most connections at once.")
+    ] = 4000,
     log_format: Annotated[
         str | None,
         typer.Option(
@@ -71,11 +82,19 @@ def web(
     middleware = _tracing() if otel else ()
     from mtask.web import server
     from mtask.web.access import Caller, Role
+    from mtask.web.connections import connections_within
     from mtask.web.settings import WebSettings
     from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens, tokens_of
 
     settings = WebSettings(
-        host, port, is_read_only=read_only, is_open=no_token, allowed_hosts=tuple(allow_host), max_rate=rate
+        host,
+        port,
+        is_read_only=read_only,
+        is_open=no_token,
+        allowed_hosts=tuple(allow_host),
+        max_rate=rate,
+        proxies=tuple(proxy),
+        connections=connections_within(connections),
     )
     named = None if token_file is not None or no_token else read_settings().web_tokens
     tokens = tokens_of(named) if named is not None else Tokens()
@@ -101,19 +120,20 @@ def web(
         cli.answer({"url": url, "page": page, "token": token}, *lines)
         sys.stdout.flush()
 
-    async def serve() -> None:
-        client = AsyncClient(
-            cli.uri(),
-            database=cli.database(),
+    uri, database, encryption = cli.uri(), cli.database(), cli.encryption()
+
+    def make_client() -> AsyncClient:
+        return AsyncClient(
+            uri,
+            database=database,
             check=not read_only,
             server_timeout=SERVER_TIMEOUT,
             middleware=middleware,
-            encryption=cli.encryption(),
+            encryption=encryption,
         )
-        await server.serve(client, settings, tokens, listening, ready)
 
     with listening:
-        asyncio.run(serve())
+        asyncio.run(server.serve(make_client, settings, tokens, listening, ready))
 
 
 def _start_logging(log_format: str | None) -> None:

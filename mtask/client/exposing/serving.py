@@ -6,14 +6,16 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from mtask.client.exposing import hosts
 from mtask.errors import InvalidInput, MtaskError
 
 logger = logging.getLogger("mtask.metrics")
+_PLAIN = "text/plain; charset=utf-8"
 _PATHS = frozenset({"/", "/metrics"})
 #: The time after which a slow client is cut off, in seconds.
 _PATIENCE = 10.0
@@ -25,8 +27,10 @@ _KEPT = 2.0
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, make: Callable[[], bytes], content_type: str) -> None:
-        self.make, self.content_type = make, content_type
+    def __init__(
+        self, host: str, port: int, make: Callable[[], bytes], content_type: str, allowed: Sequence[str]
+    ) -> None:
+        self.make, self.content_type, self.allowed = make, content_type, (host, *allowed)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -49,14 +53,20 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "mtask", ""
 
     def do_GET(self) -> None:
+        given = self.headers.get_all("host") or []
+        if len(given) != 1 or not hosts.is_own(given[0], self.server.allowed):
+            self._answer(
+                421, b"The header Host does not name this port: see --metrics-allow-hosts and --allow-host.\n", _PLAIN
+            )
+            return
         if self.path.partition("?")[0] not in _PATHS:
-            self._answer(404, b"The metrics are at /metrics.\n", "text/plain; charset=utf-8")
+            self._answer(404, b"The metrics are at /metrics.\n", _PLAIN)
             return
         try:
             body = self.server.make()
         except MtaskError as error:
             logger.warning("metrics cannot be read: %s", error)
-            self._answer(503, b"The database cannot be read now.\n", "text/plain; charset=utf-8")
+            self._answer(503, b"The database cannot be read now.\n", _PLAIN)
         else:
             self._answer(200, body, self.server.content_type)
 
@@ -115,11 +125,16 @@ def check_extra(what: str) -> None:
 
 
 @contextmanager
-def serving(host: str, port: int, make: Callable[[], bytes], content_type: str) -> Iterator[int]:
-    """Serve what `make` returns during the block; yield the port. Raises InvalidInput if the port cannot be had."""
+def serving(
+    host: str, port: int, make: Callable[[], bytes], content_type: str, allowed: Sequence[str] = ()
+) -> Iterator[int]:
+    """Serve what `make` returns during the block; yield the port. Raises InvalidInput if the port cannot be had.
+
+    `allowed` are further values of the header Host.
+    """
     check_address(host, port)
     try:
-        server = _Server(host, port, make, content_type)
+        server = _Server(host, port, make, content_type, allowed)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInput(

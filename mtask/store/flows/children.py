@@ -132,7 +132,7 @@ def descendants(task_ids: Sequence[str]) -> Operation[list[str]]:
 def results(task_ids: Sequence[str]) -> Operation[list[Document]]:
     """Return the results of those of these tasks that have succeeded, in this order.
 
-    A row holds `_id`, `step`, `queues` and `returns`, `lost` if the value is lost (why), and `sealed` of an encrypted task.
+    A row holds `_id`, `step`, `queues` and `returns`, `lost` (why) if the value is lost, and `sealed` where encrypted.
     """
     view = {**_VIEW, "returns": views.returned(), "lost": views.lost()}
     matched = {**filters.by_ids(task_ids), "task_state.status": TaskStatus.SUCCESS.value}

@@ -11,10 +11,14 @@ from starlette.requests import Request
 
 from mtask.errors import InvalidInput, shown
 from mtask.store.driver.extended_json import parse_strict
-from mtask.web.problems import BadRequest, BodyTooLarge, UnsupportedMediaType
+from mtask.web.problems import BadRequest, UnsupportedMediaType
+from mtask.web.reading import Hold, body_of
+from mtask.web.sizes import values_in
 
 _TYPE = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 200
+#: The most values of JSON in one field. It is parsed on the event loop, so nobody else is served meanwhile.
+_MOST_VALUES = 10_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -70,6 +74,8 @@ class Form:
     def value(self, name: str) -> Any:
         """Return a field's extended JSON; None if it is empty. Raises InvalidInput."""
         text = self.text(name)
+        if values_in(text.encode("utf-8", "replace"), _MOST_VALUES) > _MOST_VALUES:
+            raise InvalidInput(f"{name}: it has more than {_MOST_VALUES} values. Use the API.", field=name)
         return parse_strict(text, name) if text else None
 
     def instant(self, name: str) -> datetime | None:
@@ -93,19 +99,12 @@ def query_of(request: Request) -> Form:
     return Form(_pairs(request.scope.get("query_string", b"")))
 
 
-async def form_of(request: Request, largest: int) -> Form:
-    """Read the form in a request's body; raise a Refusal."""
+async def form_of(request: Request, largest: int, hold: Hold | None = None) -> Form:
+    """Read the form in a request's body; raise a Refusal. `hold`: see `body_of`."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != _TYPE:
         raise UnsupportedMediaType(f"A form is sent as {_TYPE}.")
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > largest:
-            raise BodyTooLarge(f"The form may have at most {largest} bytes.")
-        parts.append(part)
-    return Form(_pairs(b"".join(parts)))
+    return Form(_pairs(await body_of(request, largest, hold)))
 
 
 def _pairs(encoded: bytes) -> list[tuple[str, str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
+from contextlib import AsyncExitStack
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -12,17 +14,18 @@ from starlette.types import Receive, Scope, Send
 from mtask.client import AsyncClient
 from mtask.client.operating.actions import acting_as
 from mtask.errors import DatabaseError, MtaskError
-from mtask.web.access import ANYBODY
+from mtask.web.access import ANYBODY, Caller
 from mtask.web.bulks import Bulks
 from mtask.web.counts import Counts
 from mtask.web.hub import Hub
+from mtask.web.logins import Logins
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
 from mtask.web.page.reads import Reads
 from mtask.web.page.routes import bulk, flows, live, log, overview, queues, schedules, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
-from mtask.web.paths import is_of_host, path_in
+from mtask.web.paths import path_in
 from mtask.web.problems import (
     Forbidden,
     InternalError,
@@ -30,15 +33,19 @@ from mtask.web.problems import (
     NotFound,
     Problem,
     Refusal,
+    TooManyRequests,
     Unauthenticated,
     detail_of,
     status_of,
     title_of,
 )
+from mtask.web.reading import PATIENCE
+from mtask.web.rooms import Rooms
 from mtask.web.settings import WebSettings
-from mtask.web.tokens import Tokens
 
 logger = logging.getLogger("mtask.web")
+#: The longest form with a token, in bytes.
+_LARGEST_LOGIN = 8 * 1024
 _LOGIN, _LOGOUT, _STATIC, _ICON = "/login", "/logout", "/static/", "/favicon.ico"
 _HEADS = frozenset({"GET", "HEAD"})
 #: The first segments of the API's addresses.
@@ -46,18 +53,31 @@ _OF_THE_API = frozenset({"v1", "jobs", "jobber", "metrics", "healthz", "readyz"}
 _FIRST = re.compile("[/:]")
 
 
+def all_addresses() -> Addresses:
+    """Return the table of all addresses of the page but those of the login."""
+    found = Addresses()
+    for views in (overview, tasks, bulk, task, flows, queues, workers, schedules, log, live):
+        found |= views.addresses
+    return found
+
+
 class WebPage:
     """The page."""
 
     def __init__(
-        self, client: AsyncClient, settings: WebSettings, tokens: Tokens, hub: Hub, bulks: Bulks, counts: Counts
+        self,
+        client: AsyncClient,
+        settings: WebSettings,
+        logins: Logins,
+        hub: Hub,
+        bulks: Bulks,
+        counts: Counts,
+        rooms: Rooms,
     ) -> None:
-        self._settings, self._tokens = settings, tokens
+        self._settings, self._logins = settings, logins
         self._sessions = Sessions()
-        self._parts = Parts(client, settings, hub, bulks, Reads(client, counts), {})
-        self.addresses = Addresses()
-        for views in (overview, tasks, bulk, task, flows, queues, workers, schedules, log, live):
-            self.addresses |= views.addresses
+        self._parts = Parts(client, settings, hub, bulks, Reads(client, counts), rooms, {})
+        self.addresses = all_addresses()
         self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 
     def owns(self, path: str, accept: str = "") -> bool:
@@ -68,6 +88,11 @@ class WebPage:
         if path in self._paths or path == _ICON or path.startswith(_STATIC):
             return True
         return "text/html" in accept and _FIRST.split(path.removeprefix("/"))[0] not in _OF_THE_API
+
+    def caller_of(self, scope: Scope) -> Caller | None:
+        """Return the caller whose session the request belongs to, or None."""
+        session = self._session(Request(scope))
+        return None if session is None else session.caller
 
     async def end(self) -> None:
         """End all live pages."""
@@ -123,10 +148,14 @@ class WebPage:
         return None if value is None else self._sessions.session_of(value)
 
     async def _view(self, request: Request, session: Session) -> Response:
+        async with AsyncExitStack() as held:
+            return await self._view_holding(request, session, held)
+
+    async def _view_holding(self, request: Request, session: Session, held: AsyncExitStack) -> Response:
         path, method = request.scope["path"], "GET" if request.method in _HEADS else request.method
         form = Form()
         if method == "POST":
-            form = await self._checked_form(request, session)
+            form = await self._checked_form(request, session, held)
         if path == _LOGOUT and method == "POST":
             self._sessions.end(session)
             left = see(_LOGIN)
@@ -143,31 +172,43 @@ class WebPage:
         with acting_as(session.caller.name, "web"):
             return await address.view(visit)
 
-    async def _checked_form(self, request: Request, session: Session) -> Form:
+    async def _checked_form(self, request: Request, session: Session, held: AsyncExitStack) -> Form:
         """Return the form of a change. Its page must be one of this server, and of this session."""
         _check_origin(request)
-        form = await form_of(request, self._settings.max_body)
+        bodies = self._parts.rooms.bodies
+
+        async def hold(length: int) -> None:
+            await held.enter_async_context(bodies.awaited(session.caller, length, PATIENCE))
+
+        form = await form_of(request, self._settings.max_body, hold)
         if not session.proves(form.exact("csrf") or request.headers.get("x-csrf-token")):
             raise Forbidden("This form belongs to another session. Reload the page, and send it again.")
         return form
 
     async def _login(self, request: Request, session: Session | None) -> Response:
-        """Exchange a token for a session. A link with a token leaves the address bar at once, by a redirect."""
-        query = query_of(request)
-        form = query
-        if request.method == "POST":
+        """Exchange a token for a session.
+
+        A link with a token leads to a page with a button. Else a link on another site, or in a mail, could sign a
+        visitor in under the token of somebody who reads along.
+        """
+        is_sent = request.method == "POST"
+        form = query_of(request)
+        if is_sent:
             _check_origin(request)
-            form = await form_of(request, self._settings.max_body)
+            form = await form_of(request, _LARGEST_LOGIN)
         target = _own_address(form.exact("next"))
         token = form.text("token")
         if self._settings.is_open or (session is not None and not token):
             return see(target)
         if not token:
             return rendering.html("login.html", {"target": target, "wrong": ""})
-        caller = self._tokens.caller_of(token)
+        caller = self._logins.caller_of(token, request.scope["mtask.address"])
         if caller is None:
             wrong = "The server does not know this token."
             return rendering.html("login.html", {"target": target, "wrong": wrong}, 401)
+        if not is_sent:
+            now = None if session is None else session.caller.name
+            return rendering.html("link.html", {"target": target, "token": token, "caller": caller, "now": now})
         if session is not None:
             self._sessions.end(session)
         value, _ = self._sessions.begin(caller)
@@ -188,7 +229,10 @@ class WebPage:
         shown = ANYBODY if session is None else session.caller
         context = {"title": title_of(type(error)), "detail": shown.shown_text(detail_of(error)), "status": status}
         if session is None:
-            return rendering.html("bare.html", context, status)
+            bare = rendering.html("bare.html", context, status)
+            if isinstance(error, TooManyRequests):
+                bare.headers["Retry-After"] = str(math.ceil(error.delay))
+            return bare
         visit = Visit(request, self._parts, session, Form())
         again = request.method in _HEADS and isinstance(error, DatabaseError)
         back = _own_address(path_in(request.headers.get("referer", "")) or None)
@@ -212,8 +256,7 @@ def _static(path: str) -> Response:
 
 def _check_origin(request: Request) -> None:
     """Refuse a form that names no page of this server. The gate has refused other sites; browsers name all others."""
-    origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    if origin is None or not is_of_host(origin, host):
+    if request.headers.get("origin") is None:
         raise Forbidden("A form must come from a page of this server.")
 
 

@@ -6,15 +6,18 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Scope
 
 from mtask.web.access import Caller
 
-#: The time after which a session ends, in seconds, and the most sessions at once: the longest unused one gives way.
+#: The time after which a session ends, in seconds, and the most sessions at once. Then the tenant, or the token without
+#: one, that has most of them loses the longest unused one; of a tenant's tokens, that which has most.
 LIFE, MOST = 12 * 3600, 1_000
 #: The most messages that wait to be shown in a session, and their longest length.
 _MOST_NOTES, _LONGEST_NOTE = 5, 2_000
@@ -38,6 +41,11 @@ class Session:
     digest: str = field(repr=False)
     notes: list[Note] = field(default_factory=list)
 
+    @property
+    def owner(self) -> str:
+        """Whose share of the sessions this is one of."""
+        return f"token {self.caller.name}" if self.caller.tenant is None else f"tenant {self.caller.tenant}"
+
     def note(self, text: str, kind: str = "done") -> None:
         """Keep a message for the next page."""
         self.notes = [*self.notes[-_MOST_NOTES + 1 :], Note(text[:_LONGEST_NOTE], kind)]
@@ -57,37 +65,52 @@ class Sessions:
 
     def __init__(self) -> None:
         self._by_digest: OrderedDict[str, Session] = OrderedDict()
+        self._counts: Counter[str] = Counter()
 
     def begin(self, caller: Caller) -> tuple[str, Session]:
         """Return the cookie's value and the session."""
         value = secrets.token_urlsafe(32)
         made = Session(caller, secrets.token_urlsafe(32), time.monotonic() + LIFE, _digest(value))
         self._by_digest[made.digest] = made
-        while len(self._by_digest) > MOST:
-            self._by_digest.popitem(last=False)
+        self._counts[made.owner] += 1
+        if len(self._by_digest) > MOST:
+            owner = max(self._counts, key=lambda each: (self._counts[each], each == made.owner))
+            of_owner = [each for each in self._by_digest.values() if each.owner == owner]
+            (token, _), *_ = Counter(each.caller.name for each in of_owner).most_common(1)
+            self.end(next(each for each in of_owner if each.caller.name == token))
         return value, made
 
     def session_of(self, value: str) -> Session | None:
         """Return the session of a cookie, or None."""
         found = self._by_digest.get(_digest(value))
         if found is None or found.end <= time.monotonic():
-            self._by_digest.pop(_digest(value), None)
+            if found is not None:
+                self.end(found)
             return None
         self._by_digest.move_to_end(found.digest)
         return found
 
     def end(self, session: Session) -> None:
         """End a session."""
-        self._by_digest.pop(session.digest, None)
+        if self._by_digest.pop(session.digest, None) is not None:
+            self._counts[session.owner] -= 1
+            if not self._counts[session.owner]:
+                del self._counts[session.owner]
 
 
 def _digest(value: str) -> str:
     return hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()
 
 
+def scheme_of(scope: Scope) -> str:
+    """Return the scheme that the browser uses. A proxy tells it. No page of another site can make a browser lie."""
+    told = Headers(scope=scope).get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return "https" if told == "https" else str(scope["scheme"])
+
+
 def is_over_tls(request: Request) -> bool:
-    """Whether the browser uses TLS. A proxy says so; a lie only keeps the liar's own cookie from coming back."""
-    return request.scope["scheme"] == "https" or request.headers.get("x-forwarded-proto") == "https"
+    """Whether the browser uses TLS. A lie only keeps the liar's own cookie from coming back."""
+    return scheme_of(request.scope) == "https"
 
 
 def cookie_name(request: Request) -> str:

@@ -20,6 +20,7 @@ from mtask.web.page.pulse import Pulse
 from mtask.web.page.reads import Reads
 from mtask.web.page.sessions import Session
 from mtask.web.problems import Forbidden
+from mtask.web.rooms import Rooms
 from mtask.web.settings import WebSettings
 
 #: The views in the bar: address, title, the key that follows "g" on the keyboard, and whether tenants may not see it.
@@ -47,6 +48,7 @@ class Parts:
     hub: Hub
     bulks: Bulks
     reads: Reads
+    rooms: Rooms
     pulses: dict[str | None, Pulse]
 
     def pulse(self, caller: Caller) -> Pulse:

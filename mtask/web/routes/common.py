@@ -19,7 +19,7 @@ from mtask.web.hub import Hub
 from mtask.web.models.common import ProblemDocument, instant
 from mtask.web.models.publishing import CallbackBody
 from mtask.web.problems import MEDIA_TYPE, Forbidden
-from mtask.web.settings import WebSettings
+from mtask.web.rooms import Rooms
 
 
 # These are coroutines, because FastAPI calls plain functions in a thread: that would cost as much as the publish.
@@ -29,7 +29,9 @@ async def _caller(request: Request) -> Caller:
 
 
 async def _client(request: Request) -> AsyncClient:
-    return client_of(request.app.state.client, request.scope["mtask.caller"])
+    # A request with a large body has the client of another event loop.
+    client: AsyncClient = request.scope.get("mtask.client", request.app.state.client)
+    return client_of(client, request.scope["mtask.caller"])
 
 
 async def _hub(request: Request) -> Hub:
@@ -37,9 +39,9 @@ async def _hub(request: Request) -> Hub:
     return hub
 
 
-async def _settings(request: Request) -> WebSettings:
-    settings: WebSettings = request.app.state.settings
-    return settings
+async def _rooms(request: Request) -> Rooms:
+    rooms: Rooms = request.app.state.rooms
+    return rooms
 
 
 async def _counts(request: Request) -> Counts:
@@ -54,7 +56,7 @@ TheClient = Annotated[AsyncClient, Depends(_client)]
 TheCaller = Annotated[Caller, Depends(_caller)]
 TheCounts = Annotated[Counts, Depends(_counts)]
 TheHub = Annotated[Hub, Depends(_hub)]
-TheSettings = Annotated[WebSettings, Depends(_settings)]
+TheRooms = Annotated[Rooms, Depends(_rooms)]
 
 _REFUSALS: Mapping[int, str] = {
     400: "The address or the headers cannot be read.",
@@ -62,9 +64,10 @@ _REFUSALS: Mapping[int, str] = {
     403: "The token does not allow this.",
     404: "It does not exist.",
     405: "The address does not take this method.",
+    408: "The body did not come in time.",
     409: "Its state does not allow this.",
     412: "The task has another ETag than If-Match says.",
-    413: "The body is too large.",
+    413: "The body is too large, or has too many values.",
     415: "The body is not application/json.",
     421: "The header Host does not name this server.",
     422: "The input cannot be used.",

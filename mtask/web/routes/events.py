@@ -1,12 +1,11 @@
 """The route of events: every transition of every task as server-sent events (SSE)."""
 
 import json
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Query
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +17,7 @@ from mtask.web.access import Caller
 from mtask.web.bodies import about
 from mtask.web.hub import BEHIND, LOST, Selects, place_of
 from mtask.web.problems import Busy
-from mtask.web.routes.common import TheCaller, TheHub, TheSettings, router
+from mtask.web.routes.common import TheCaller, TheHub, TheRooms, router
 from mtask.web.schemas import Key
 
 routes = router("events")
@@ -36,10 +35,9 @@ Several = Annotated[list[str] | None, Query(description="May be given several ti
     openapi_extra=about(),
 )
 async def events(
-    request: Request,
     caller: TheCaller,
     hub: TheHub,
-    settings: TheSettings,
+    rooms: TheRooms,
     name: Several = None,
     queue: Several = None,
     key: Keys = None,
@@ -54,21 +52,19 @@ async def events(
     """
     begin = last_event_id if last_event_id is not None else after
     following.follow(name, queue, key, begin, None)  # raises InvalidInput for what is no token
-    if hub.is_closing or hub.viewer_cnt >= settings.max_streams:
-        raise Busy("The server has no room for more streams. Try again in a second.")
-    streams: Counter[str] = request.app.state.streams
-    if streams[caller.name] >= settings.max_streams_each:
-        raise Busy("You have too many open streams. Close one first.")
+    if hub.is_closing:
+        raise Busy("The server ends. Try again in a second.")
     selects = _selects(caller, name, queue, key, kind)
     stack = AsyncExitStack()
-    streams[caller.name] += 1
-    stack.callback(streams.subtract, {caller.name: 1})
+    stack.enter_context(rooms.streams.taken(caller))
     try:
         viewer = await stack.enter_async_context(hub.view(selects))
+        reading = await stack.enter_async_context(AsyncExitStack())
         old, is_lost = None, False
         if begin is not None and place_of(begin) < place_of(viewer.begins_at):
             try:
-                old = await stack.enter_async_context(hub.catch_up(begin, viewer.begins_at))
+                reading.enter_context(rooms.catch_ups.taken(caller))
+                old = await reading.enter_async_context(hub.catch_up(begin, viewer.begins_at))
             except EventsLost:
                 is_lost = True
     except BaseException:
@@ -82,6 +78,7 @@ async def events(
         if old is not None:
             async for line in _old(old, selects, caller, viewer.begins_at):
                 yield line
+        await reading.aclose()  # it has caught up, so another stream may
         while not hub.is_closing:
             found = await viewer.next(_QUIET)
             if found is None:

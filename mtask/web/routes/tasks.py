@@ -21,7 +21,7 @@ from mtask.web.routes.common import (
     TheCaller,
     TheClient,
     TheHub,
-    TheSettings,
+    TheRooms,
     check_retention,
     checked_options,
     router,
@@ -53,7 +53,7 @@ async def get(
     client: TheClient,
     caller: TheCaller,
     hub: TheHub,
-    settings: TheSettings,
+    rooms: TheRooms,
     prefer: Annotated[str | None, Header(description="`wait=30` waits up to 30 s for the end of the task.")] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Any:
@@ -61,8 +61,9 @@ async def get(
     stored = caller.stored_key(key)
     wait = _wait_in(prefer)
     headers: dict[str, str] = {}
-    if wait and hub.viewer_cnt < settings.max_waiters and not hub.is_closing:
-        found = await _after_wait(client, hub, name, stored, wait)
+    if wait and rooms.waiters.admits(caller) and not hub.is_closing:
+        with rooms.waiters.taken(caller):
+            found = await _after_wait(client, hub, name, stored, wait)
         headers["Preference-Applied"] = f"wait={wait:g}"
     else:
         found = await client.get(name, stored)

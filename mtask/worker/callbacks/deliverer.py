@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from typing import Any
 
 from mtask.app.app import App
@@ -13,35 +12,37 @@ from mtask.errors import Fail, Retry
 from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE
 from mtask.model.callbacks.signatures import headers_of
 from mtask.version import __version__
-from mtask.worker.callbacks.allowed import CallbackOptions
+from mtask.worker.callbacks.allowed import CallbackOptions, Target
+from mtask.worker.callbacks.seats import MOST, Seats
 from mtask.worker.callbacks.sending import NotTaken, Resolve, resolved, send
 
-#: The most messages that a worker sends at once. Receivers that are slow must not take all slots of the worker.
-_AT_ONCE = 20
 _GONE = 410
 
 
 class Deliverer:
     """Sends messages, with what one worker may call."""
 
-    def __init__(self, options: CallbackOptions, resolve: Resolve = resolved) -> None:
+    def __init__(self, options: CallbackOptions, resolve: Resolve = resolved, seats: Seats | None = None) -> None:
         self._options = options
         self._resolve = resolve
-        self._seats = threading.BoundedSemaphore(_AT_ONCE)
+        self._seats = Seats(MOST) if seats is None else seats
 
     def deliver(
         self, context: Context, webhook_id: str, url: str, event: dict[str, Any], secret: str | None = None
     ) -> dict[str, int]:
         """Tell the receiver one end of a task, unless too many other messages are under way."""
-        if not self._seats.acquire(blocking=False):
-            raise Retry(delay=random.uniform(1.0, 3.0))
-        try:
-            return {"status": self._send(context, webhook_id, url, event, secret)}
-        finally:
-            self._seats.release()
-
-    def _send(self, context: Context, webhook_id: str, url: str, event: dict[str, Any], secret: str | None) -> int:
         target = self._options.target(url)
+        owners = [f"receiver {target.host}:{target.port}"]
+        tenant, slash, _ = (secret or "").partition("/")  # a tenant's callbacks are signed with its own secrets
+        owners += [f"tenant {tenant}"] if slash else []
+        with self._seats.taken(owners) as is_taken:
+            if not is_taken:
+                raise Retry(delay=random.uniform(1.0, 3.0))
+            return {"status": self._send(context, webhook_id, target, event, secret)}
+
+    def _send(
+        self, context: Context, webhook_id: str, target: Target, event: dict[str, Any], secret: str | None
+    ) -> int:
         body = json.dumps(event, separators=(",", ":")).encode()
         signed = headers_of(self._options.key(secret, target), webhook_id, _now(context), body)
         headers = {"Content-Type": "application/json", "User-Agent": f"mtask/{__version__}", **signed}
@@ -63,9 +64,13 @@ def _now(context: Context) -> int:
     return int(claimed.timestamp())
 
 
-def with_deliveries(app: App, options: CallbackOptions) -> App:
-    """Return an app with all that this one has registered, and with the handler that delivers callbacks."""
+def with_deliveries(app: App, options: CallbackOptions, concurrency: int) -> App:
+    """Return an app with all that this one has registered, and with the handler that delivers callbacks.
+
+    `concurrency` is the number of the worker's slots: receivers that are slow must not take all of them.
+    """
     own = App()
     own.include(app)
-    own.task(name=DELIVERY, queue=DELIVERY_QUEUE, isolation="thread")(Deliverer(options).deliver)
+    deliverer = Deliverer(options, seats=Seats(max(1, min(MOST, concurrency // 2))))
+    own.task(name=DELIVERY, queue=DELIVERY_QUEUE, isolation="thread")(deliverer.deliver)
     return own

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from tests.faults.web.hostile import Known, Request
 from tests.faults.web.serving import Target
@@ -49,7 +49,9 @@ class Sender:
         """Begin a session for each token, and learn what a client learns: cursors, plans, ids and ETags."""
         known = Known()
         for name, token in self._target.tokens.items():
-            answer = await self._asked("GET", f"/login?token={quote(token)}", None)
+            origin = f"http://127.0.0.1:{self._target.port}".encode()
+            headers = (("Content-Type", b"application/x-www-form-urlencoded"), ("Origin", origin))
+            answer = await self._asked("POST", "/login", None, urlencode({"token": token}).encode(), headers=headers)
             cookie = SimpleCookie(answer.header("set-cookie"))
             self._cookies[name] = "; ".join(f"{each}={morsel.value}" for each, morsel in cookie.items())
             page = await self._asked("GET", "/tasks", None, session=name)
@@ -74,9 +76,15 @@ class Sender:
         return known
 
     async def _asked(
-        self, method: str, target: str, token: str | None, body: bytes = b"", session: str | None = None
+        self,
+        method: str,
+        target: str,
+        token: str | None,
+        body: bytes = b"",
+        session: str | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
     ) -> Answer:
-        headers = [("Content-Type", b"application/json")] if body else []
+        headers = headers or ((("Content-Type", b"application/json"),) if body else ())
         answer = await self.send(Request("known", method, target.encode(), headers, body, token, session))
         if answer is None or answer.status >= 400:
             raise RuntimeError(f"{method} {target}: {answer}")

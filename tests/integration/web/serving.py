@@ -16,6 +16,8 @@ from pymongo import AsyncMongoClient
 from mtask import AsyncClient, Encryption
 from mtask.web.access import Caller, Role
 from mtask.web.app import build
+from mtask.web.connections import Connections, config_of
+from mtask.web.gate import Gate
 from mtask.web.hub import Hub
 from mtask.web.server import listen
 from mtask.web.settings import WebSettings
@@ -37,6 +39,8 @@ class Serving:
     port: int
     client: AsyncClient
     hub: Hub
+    gate: Gate
+    connections: Connections
     http: httpx.AsyncClient
 
     async def ask(self, method: str, path: str, *, token: str | None = "operate", **given: Any) -> httpx.Response:
@@ -92,18 +96,23 @@ async def serving(
     source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(uri, appname=appname)
     if tokens is None:
         tokens = Tokens() if chosen.is_open else TOKENS
+
+    def make_client() -> AsyncClient:
+        return AsyncClient(uri, database=database, encryption=encryption)
+
     async with source, AsyncClient(source, database=database, encryption=encryption) as client:
-        app, hub = build(client, chosen, tokens)
+        app, hub = build(client, chosen, tokens, make_client)
         listening = listen(chosen)
         listening.listen(100)
         port = listening.getsockname()[1]
-        config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, proxy_headers=False)
+        connections = Connections(chosen.connections)
+        config = config_of(app, connections)
         server = uvicorn.Server(config)
         running = asyncio.create_task(server._serve([listening]))
         url = f"http://127.0.0.1:{port}"
         try:
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-                yield Serving(url, port, client, hub, http)
+                yield Serving(url, port, client, hub, app, connections, http)
         finally:
             hub.close()
             server.should_exit = True

@@ -14,10 +14,8 @@ from mtask import Client, Flow
 from mtask.store.driver.stores import SyncStore
 from mtask.store.lists import by_queue, counting, listing, small
 from mtask.web import counts
-from mtask.web.bulks import Bulks
-from mtask.web.page.page import WebPage
+from mtask.web.page.page import all_addresses
 from mtask.web.settings import WebSettings
-from mtask.web.tokens import Tokens
 from tests.integration.web.serving import Serving, with_server
 from tests.spread import tasks_of_all_kinds
 
@@ -209,15 +207,7 @@ def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded_numbe
     ]
 
     async def scenario(server: Serving, profile: Profile) -> None:
-        page = WebPage(
-            server.client,
-            WebSettings(),
-            Tokens(),
-            server.hub,
-            Bulks(server.client, is_read_only=True),
-            counts.Counts(server.client),
-        )
-        views = {path for method, path in page.addresses if method == "GET"} - {"/live"}
+        views = {path for method, path in all_addresses() if method == "GET"} - {"/live"}
         assert views <= {path.partition("?")[0] for path in [*paths, "/tasks"]}, "each view is asked for"
         for path in paths:
             answer = await server.ask("GET", path, token=None)

@@ -161,6 +161,22 @@ def test_only_so_many_streams_read_old_events_at_once(mongo_uri: str, database_n
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_catch_ups=0))
 
 
+def test_a_stream_that_has_caught_up_leaves_its_place_to_another(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        async with following(server) as sent:
+            await publish(server, "a", "b")
+            first, _ = await take(sent, 2)
+        async with following(server, after=first.id) as resumed:
+            assert (await take(resumed, 1))[0].data["key"] == "b"
+            await publish(server, "c")
+            assert (await take(resumed, 1))[0].data["key"] == "c"
+            async with following(server, after=first.id) as another:
+                assert [event.data["key"] for event in await take(another, 2)] == ["b", "c"]
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_catch_ups=1))
+
+
 def test_there_is_a_limit_of_streams(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         async with following(server):

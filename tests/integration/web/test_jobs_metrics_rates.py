@@ -105,6 +105,52 @@ def test_a_caller_that_sends_too_much_is_told_when_to_come_back(mongo_uri: str, 
     with_server(mongo_uri, database_name, _unlimited, settings=WebSettings(port=0, max_rate=0))
 
 
+def test_strangers_are_measured_by_address_and_visitors_by_token(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        visitors = {}
+        for number, token in enumerate(("read", "operate")):
+            form = {"Origin": server.url, "X-Forwarded-For": f"192.0.2.{number}"}
+            answer = await server.ask("POST", "/login", token=None, data={"token": token}, headers=form)
+            assert answer.status_code == 303
+            visitors[token] = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+            server.http.cookies.clear()
+
+        async def page(path: str, headers: dict[str, str]) -> int:
+            return (await server.ask("GET", path, token=None, headers=headers)).status_code
+
+        # A stranger has what is left of its address: the forwarded one, as the settings name the proxy.
+        assert [await page("/login", {"X-Forwarded-For": "9.9.9.9, 192.0.2.9"}) for _ in range(3)] == [200, 429, 429]
+        assert await page("/v1/tasks", {"X-Forwarded-For": "192.0.2.9"}) == 429
+        assert await page("/login", {"X-Forwarded-For": "192.0.2.8"}) == 200
+        # Each session has the measure of its token, whatever others and strangers at its address do.
+        read, operate = ({**visitors[token], "X-Forwarded-For": "192.0.2.9"} for token in ("read", "operate"))
+        assert [await page("/tasks", read) for _ in range(3)] == [200, 429, 429]
+        assert await page("/tasks", operate) == 200
+        assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
+
+    settings = WebSettings(port=0, max_rate=0.001, max_stranger_rate=0.001, proxies=("127.0.0.1",))
+    with_server(mongo_uri, database_name, scenario, settings=settings)
+
+
+def test_wrong_tokens_are_slowed_down_and_right_ones_go_on(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
+        guesses = [await server.ask("GET", "/v1/problems/busy", token=f"guess{number}") for number in range(40)]
+        statuses = [answer.status_code for answer in guesses]
+        assert statuses[:20] == [401] * 20
+        refused = next(answer for answer in guesses if answer.status_code == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+        login = {"Origin": server.url}
+        form = [
+            await server.ask("POST", "/login", token=None, data={"token": f"other{number}"}, headers=login)
+            for number in range(10)
+        ]
+        assert 429 in [answer.status_code for answer in form], "the page has the same measure"
+        assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
+
+    with_server(mongo_uri, database_name, scenario)
+
+
 async def _unlimited(server: Serving) -> None:
     for _ in range(20):
         assert (await server.ask("GET", "/v1/problems/busy")).status_code == 200

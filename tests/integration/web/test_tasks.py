@@ -306,6 +306,22 @@ def test_prefer_wait_waits_for_a_value_that_comes_after_the_commit(
     with_server(mongo_uri, database_name, scenario)
 
 
+def test_the_waits_of_one_token_leave_some_for_another(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.ask("PUT", "/v1/tasks/echo/a", json={})
+        wait = {"Prefer": "wait=30"}
+        waiting = [asyncio.create_task(server.ask("GET", "/v1/tasks/echo/a", headers=wait)) for _ in range(2)]
+        await until(lambda: server.hub.viewer_cnt == 2, message="they wait")
+        third = await server.ask("GET", "/v1/tasks/echo/a", headers=wait)
+        assert "preference-applied" not in third.headers, "it has half of the four"
+        waiting.append(asyncio.create_task(server.ask("GET", "/v1/tasks/echo/a", token="read", headers=wait)))
+        await until(lambda: server.hub.viewer_cnt == 3, message="another token waits")
+        await server.client.cancel("echo", "a")
+        assert ["preference-applied" in (await each).headers for each in waiting] == [True] * 3
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_waiters=4))
+
+
 def test_too_many_waiters_are_answered_at_once(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         await server.ask("PUT", "/v1/tasks/echo/a", json={})

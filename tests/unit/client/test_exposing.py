@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mtask.client.exposing import exposition, serving
+from mtask.client.exposing import exposition, hosts, serving
 from mtask.client.reading.metrics import FleetMetrics, QueueMetrics
 from mtask.errors import MtaskError
 from mtask.model.metrics.tally import Tally
@@ -50,6 +51,38 @@ def test_text_of_one_count_is_made_once_and_the_rest_anew() -> None:
     assert found["mtask_counts_age_seconds", ()] == 12
     recounted = fleet(NOW + timedelta(seconds=60), 6)
     assert parsed(text_of.of(recounted)) == whole(recounted)
+
+
+@pytest.mark.parametrize(
+    ("header", "is_own"),
+    [
+        ("127.0.0.1:9465", True),
+        ("localhost:9000", True),
+        ("[::1]:9465", True),
+        ("[2001:db8::1]", True),
+        ("10.1.2.3:9465", True),
+        ("worker-1:9465", True),
+        ("metrics.example.org:9465", True),
+        ("metrics.example.org", True),
+        ("other.example.org:9465", True),
+        ("other.example.org:9466", False),
+        ("evil.example:9465", False),
+        ("127.0.0.1.evil.example", False),
+        ("evil.example:127.0.0.1", False),
+        ("a:b:c", False),
+        ("", False),
+    ],
+)
+def test_port_of_metrics_answers_to_names_that_no_other_site_can_have(header: str, is_own: bool) -> None:
+    assert hosts.is_own(header, ["metrics.example.org", "other.example.org:9465"]) is is_own
+
+
+def test_port_of_metrics_refuses_a_page_of_another_site() -> None:
+    with serving.serving("127.0.0.1", 0, lambda: b"mtask 1\n", "text/plain") as port:
+        url = f"http://127.0.0.1:{port}/metrics"
+        assert httpx.get(url, trust_env=False).text == "mtask 1\n"
+        rebound = httpx.get(url, headers={"Host": f"evil.example:{port}"}, trust_env=False)
+        assert (rebound.status_code, "mtask 1" in rebound.text) == (421, False)
 
 
 def test_tasks_that_are_not_counted_yet_leave_no_text_behind() -> None:

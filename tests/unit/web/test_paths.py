@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.web.paths import by_query, check_query, is_by_query, is_of_host, path_in, routed_path, with_segments
+from mtask.web.paths import by_query, check_query, is_by_query, is_same_origin, path_in, routed_path, with_segments
 from mtask.web.problems import BadRequest, InvalidRequest
 
 
@@ -46,13 +46,31 @@ def test_the_address_by_query_names_one_task(query: bytes) -> None:
         ("HTTP://127.0.0.1:8787", True),
         ("null", False),
         ("", False),
+        ("https://127.0.0.1:8787", False),
+        ("://127.0.0.1:8787", False),
         ("http://[", False),
         ("http://127.0.0.1:8787@evil.example", False),
         ("http://127.0.0.1:8787/path", False),
     ],
 )
 def test_an_origin_names_this_host_or_not_whatever_it_is(origin: str, is_own: bool) -> None:
-    assert is_of_host(origin, "127.0.0.1:8787") is is_own
+    assert is_same_origin(origin, "http", "127.0.0.1:8787") is is_own
+
+
+@pytest.mark.parametrize(
+    ("origin", "scheme", "host", "is_own"),
+    [
+        ("https://mtask.example.org", "https", "mtask.example.org", True),
+        ("https://mtask.example.org", "https", "mtask.example.org:443", True),
+        ("http://mtask.example.org:80", "http", "mtask.example.org", True),
+        ("http://mtask.example.org", "https", "mtask.example.org", False),
+        ("https://mtask.example.org", "http", "mtask.example.org", False),
+        ("http://mtask.example.org:443", "https", "mtask.example.org", False),
+        ("https://mtask.example.org:80", "https", "mtask.example.org", False),
+    ],
+)
+def test_an_origin_has_a_scheme_and_a_port_as_well(origin: str, scheme: str, host: str, is_own: bool) -> None:
+    assert is_same_origin(origin, scheme, host) is is_own
 
 
 def test_what_is_no_address_has_no_path() -> None:

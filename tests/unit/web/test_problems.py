@@ -29,6 +29,7 @@ def test_each_kind_of_error_has_a_type_of_its_own_and_a_status() -> None:
             403,
             404,
             405,
+            408,
             409,
             410,
             412,

@@ -24,9 +24,10 @@ async def live(visit: Visit) -> Response:
     if visit.request.method == "HEAD":  # its answer has no body, so no stream would ever end
         raise MethodNotAllowed("This address takes GET alone.")
     pulse = visit.parts.pulse(visit.caller)
-    if visit.parts.hub.is_closing or pulse.page_cnt >= visit.parts.settings.max_streams:
-        raise Busy("The server has no room for more live pages. Reload the page in a moment.")
+    if visit.parts.hub.is_closing:
+        raise Busy("The server ends. Reload the page in a moment.")
     stack = AsyncExitStack()
+    stack.enter_context(visit.parts.rooms.pages.taken(visit.caller))
     page = await stack.enter_async_context(pulse.joined())
     return _Stream(_written(page), stack)
 

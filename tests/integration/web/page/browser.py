@@ -60,6 +60,7 @@ class Browser:
         if anew or self._token != token or path != "/charts":
             self.driver.delete_all_cookies()
             self.driver.get(f"{self.url}/login?token={token}&next={path}")
+            self.driver.find_element(By.CSS_SELECTOR, "button").click()
             self._token = token
 
     def open(self, path: str) -> None:

@@ -11,11 +11,8 @@ from urllib.parse import quote, urlencode
 import httpx
 import pytest
 
-from mtask.web.bulks import Bulks
-from mtask.web.counts import Counts
-from mtask.web.page.page import WebPage
+from mtask.web.page.page import all_addresses
 from mtask.web.settings import WebSettings
-from mtask.web.tokens import Tokens
 from tests.integration.web.serving import Serving, with_server
 from tests.mongo import until
 
@@ -80,7 +77,7 @@ async def visiting(server: Serving, token: str | None = None) -> AsyncIterator[V
     """Give the block a browser, with the session of a token."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
         if token is not None:
-            answer = await http.get(f"/login?token={token}")
+            answer = await Visitor(server, http).post("/login", {"token": token})
             assert (answer.status_code, answer.headers["location"]) == (303, "/")
         yield Visitor(server, http)
 
@@ -119,7 +116,7 @@ def test_without_a_session_there_is_only_the_login(serve: Callable[..., None]) -
 def test_token_becomes_a_cookie_and_leaves_the_address(serve: Callable[..., None]) -> None:
     async def scenario(server: Serving) -> None:
         async with visiting(server) as visitor:
-            answer = await visitor.get("/login?token=read&next=%2Ftasks%3Fstatus%3DFAIL")
+            answer = await visitor.post("/login", {"token": "read", "next": "/tasks?status=FAIL"})
             assert (answer.status_code, answer.headers["location"]) == (303, "/tasks?status=FAIL")
             name, _, rest = answer.headers["set-cookie"].partition("=")
             assert name == f"mtask-{server.port}"
@@ -127,7 +124,8 @@ def test_token_becomes_a_cookie_and_leaves_the_address(serve: Callable[..., None
             assert "read" not in value
             assert set(attributes) == {"Path=/", "Max-Age=43200", "HttpOnly", "SameSite=Strict"}
             assert answer.headers["cache-control"] == "no-store"
-            over_tls = await visitor.get("/login?token=read", **{"X-Forwarded-Proto": "https"})
+            origin = {"Origin": server.url.replace("http:", "https:"), "X-Forwarded-Proto": "https"}
+            over_tls = await visitor.post("/login", {"token": "read"}, **origin)
             assert over_tls.headers["set-cookie"].startswith(f"__Host-mtask-{server.port}=")
             assert "Secure" in over_tls.headers["set-cookie"].split("; ")
             for wrong in ("wrong", "x" * 5_000, "%00", "reader"):
@@ -145,13 +143,37 @@ def test_token_becomes_a_cookie_and_leaves_the_address(serve: Callable[..., None
     serve(scenario)
 
 
+def test_a_link_with_a_token_signs_nobody_in_by_itself(serve: Callable[..., None]) -> None:
+    """Else a link of another site could sign a visitor in under a token of that site's owner."""
+
+    async def scenario(server: Serving) -> None:
+        async with visiting(server) as visitor:
+            shown = await visitor.get("/login?token=acme&next=%2Ftasks")
+            assert (shown.status_code, "set-cookie" in shown.headers) == (200, False)
+            for told in ("acme", "operate", 'value="/tasks"'):
+                assert told in shown.text, "it says whose token this is"
+            form = {"token": "acme", "next": "/tasks"}
+            for origin in ("https://evil.example", server.url.replace("http:", "https:"), "null"):
+                assert (await visitor.post("/login", form, Origin=origin)).status_code == 403, origin
+            without = await visitor.http.post("/login", data=form)
+            assert (without.status_code, "set-cookie" in without.headers) == (403, False)
+            assert (await visitor.post("/login", form)).headers["location"] == "/tasks"
+        async with visiting(server, "operate") as visitor:
+            shown = await visitor.get("/login?token=acme")
+            assert (shown.status_code, "signed in as" in shown.text) == (200, True)
+            assert (await visitor.get("/queues")).status_code == 200, "the session is still that of operate"
+            assert (await visitor.post("/login", {"token": "x" * 10_000})).status_code == 413
+
+    serve(scenario)
+
+
 @pytest.mark.parametrize(
     "target", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "/a\r\nSet-Cookie: x=y", ""]
 )
 def test_login_leads_to_no_other_site(serve: Callable[..., None], target: str) -> None:
     async def scenario(server: Serving) -> None:
         async with visiting(server) as visitor:
-            answer = await visitor.get(f"/login?token=read&next={quote(target, safe='')}")
+            answer = await visitor.post("/login", {"token": "read", "next": target})
             assert answer.headers["location"] == "/"
 
     serve(scenario)
@@ -171,6 +193,8 @@ def test_forged_form_is_refused(serve: Callable[..., None]) -> None:
                 (own, {"Origin": "https://evil.example"}),
                 (own, {"Origin": "null"}),
                 (own, {"Origin": f"http://127.0.0.1:{server.port + 1}"}),
+                (own, {"Origin": server.url.replace("http:", "https:")}),
+                (own, {"X-Forwarded-Proto": "https"}),
             ]
             for form, headers in forged:
                 assert (await visitor.post(path, form, **headers)).status_code == 403, (form, headers)
@@ -209,9 +233,7 @@ def test_each_change_takes_its_role(serve: Callable[..., None]) -> None:
                     else:
                         assert answer.status_code in (303, 404, 409), (token, path)
         everything = {path.partition("?")[0] for path in _CHANGES}
-        bulks = Bulks(server.client, is_read_only=True)
-        page = WebPage(server.client, WebSettings(), Tokens(), server.hub, bulks, Counts(server.client))
-        assert {path for method, path in page.addresses if method == "POST"} == everything, "each change is tried"
+        assert {path for method, path in all_addresses() if method == "POST"} == everything, "each change is tried"
 
     serve(scenario)
 
