@@ -89,8 +89,10 @@ export async function wait(tasks, taskId, timeoutMs) {
   for (let pause = 10; ; pause = Math.min(pause * 1.5, 500)) {
     const task = await tasks.findOne({ _id: taskId });
     if (task === null) throw new Error(`there is no task ${taskId}`);
-    if (["SUCCESS", "FAIL", "CANCELED"].includes(task.task_state.status)) return task;
-    if (performance.now() >= end) throw new Error(`task ${taskId} is still ${task.task_state.status}`);
+    const { status, worker_states: runs } = task.task_state;
+    const owesValue = status === "SUCCESS" && runs.some((run) => run.returns_owed_by && !run.past);
+    if (["SUCCESS", "FAIL", "CANCELED"].includes(status) && !owesValue) return task;
+    if (performance.now() >= end) throw new Error(`task ${taskId} is still ${status}`);
     await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }

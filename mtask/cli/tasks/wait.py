@@ -50,6 +50,8 @@ def ended(task: Task) -> Text:
     line = Text.assemble(status_text(task.status), "  ", clean(task.id))
     if task.status is TaskStatus.SUCCESS and task.returns is not None:
         line.append(f"  returns {compact(task.returns, 200)}")
+    elif task.status is TaskStatus.SUCCESS and task.returns_lost is not None:
+        line.append(f"  its result is lost: {clean(task.returns_lost, 200)}", style="yellow")
     elif task.status is not TaskStatus.SUCCESS and task.fail_reason:
         line.append(f"  {clean(task.fail_reason, 200)}", style="red")
     return line

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from mtask.model.status import RunStatus
 from mtask.store.driver.stores import SyncStore
+from mtask.store.statements.outcome import Outcome
+from mtask.store.tasks import claims, returning
 from tests.clients import claim, fail, succeed
 from tests.integration.cli.commands import Commands, client_of
 from tests.integration.stores import register
@@ -199,6 +202,20 @@ def test_wait_ends_with_the_task_and_tells_how(mtask: Commands, store: SyncStore
     mtask.ok("publish", "send", "-k", "off")
     mtask.ok("cancel", "send", "off")
     assert mtask("wait", "send", "off").code == 9
+
+
+def test_wait_and_result_wait_for_the_value_and_tell_that_it_is_lost(mtask: Commands, store: SyncStore) -> None:
+    mtask.ok("publish", "send", "-k", "k1")
+    run_id = claim(store, "send:k1")
+    store.run(claims.finish_in_transaction(Outcome("send:k1", run_id, RunStatus.SUCCESS, returns_owed_by="w")))
+    for command in ("wait", "result"):
+        assert mtask(command, "send", "k1", "--timeout", "100ms").code == 6
+    store.run(returning.lose("send:k1", run_id, "the worker died"))
+    ended = mtask("wait", "send", "k1")
+    assert (ended.code, ended.out) == (0, "SUCCESS  send:k1  its result is lost: the worker died\n")
+    lost = mtask("result", "send", "k1")
+    assert lost.code == 1
+    assert "its result is lost: the worker died" in lost.err
 
 
 def test_wait_sees_the_end_when_it_comes(mtask: Commands, store: SyncStore) -> None:
