@@ -117,6 +117,17 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
         "task_state.worker_states": [run],
         "task_state.status": "SUCCESS",
         "task_state.finish_time": run["success_time"],
+        "again": {
+            "params": {"x": "forged"},
+            "sealed": "tenant:acme",
+            "queue": "default",
+            "task_option": first["task_option"],
+            "gather": {
+                "kind": "latest",
+                "newest": {"asked_time": run["claim_time"], "call_id": "c"},
+                "first_time": run["claim_time"],
+            },
+        },
         "former_params": [{"params": {"x": "forged"}, "until": first["task_state"]["create_time"]}],
     }
     client.tasks.update_one({"_id": "a:acme:1"}, {"$set": forged})
@@ -128,8 +139,9 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
     with pytest.raises(DecryptionFailed, match=r"returns of task 'a:acme:1'.*stored readable"):
         client.result("a", "acme:1")
     assert isinstance(task.former_params[0].params, Sealed)
+    assert isinstance(task.again.params, Sealed)  # type: ignore[union-attr]
     assert isinstance(task.runs[0].progress.message, Sealed)  # type: ignore[union-attr]
-    fields = ["lookup", "lookup.v", "returns", "runs", "task_state.worker_states.returns", "former_params"]
+    fields = ["lookup", "lookup.v", "returns", "runs", "task_state.worker_states.returns", "former_params", "again"]
     seen = dict(client.find(key="acme:1", fields=fields)[0])
     assert isinstance(seen["lookup"], Sealed)
     assert isinstance(seen["lookup.v"], Sealed)

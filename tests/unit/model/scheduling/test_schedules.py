@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mtask.model.options import DEFAULT_OPTION
-from mtask.model.scheduling.schedules import GRACE, Plan, Schedule, plan
+from mtask.model.scheduling.schedules import GRACE, Plan, Schedule, is_firing_of, plan
 from mtask.model.scheduling.triggers import Cron, Every, Once
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -149,6 +149,18 @@ def test_keys_are_told_apart_by_the_instant_alone() -> None:
     berlin = NOW.astimezone(ZoneInfo("Europe/Berlin"))
     assert schedule().key_of(berlin) == schedule().key_of(NOW)
     assert schedule().key_of(NOW + timedelta(milliseconds=5)) == "s/2026-03-02T12:00:00.005Z"
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_the_key_of_a_firing_is_of_its_schedule_and_no_other_key_is(tenant: str | None) -> None:
+    base = "s" if tenant is None else f"{tenant}:s"
+    for firing in (NOW, NOW + timedelta(milliseconds=5)):
+        key = schedule(tenant=tenant).key_of(firing)
+        assert is_firing_of(base, key)
+        assert not is_firing_of(f"{base}/s", key)
+        assert not is_firing_of(base, f"{base}/{key}")
+        assert not is_firing_of(base, f"{key}/1")
+    assert not any(is_firing_of(base, key) for key in (base, f"{base}/", f"{base}/1", "2026-03-02T12:00:00Z"))
 
 
 def test_both_firings_of_a_time_that_comes_twice_have_their_own_keys() -> None:
