@@ -39,11 +39,8 @@ def small_set(asked: Asked) -> Operation[Small | None]:
     if asked.criteria.get("lookup") is not None or asked.is_walk_of_tenant:
         return None
     names, keys, prefix = asked.several("name"), asked.several("key"), asked.prefix
-    tenant = asked.criteria.get("tenant")
-    # No walk along an index of all tasks: it would pass those of others.
-    of_tenant = {"tenant": tenant}
-    if tenant and not keys and (yield from count_up_to(of_tenant, SORTED + 1, TENANT_INDEX)) <= SORTED:
-        return Small(of_tenant, TENANT_INDEX, ("tenant",))
+    if asked.is_of_tenant and (small := (yield from _all_of_tenant(asked))) is not None:
+        return small
     if keys:
         known = names or (yield from names_of_tasks())
         if known is not None and len(known) * len(keys) <= _IDS:
@@ -55,6 +52,8 @@ def small_set(asked: Asked) -> Operation[Small | None]:
             ranges = filters.with_key_prefix(known, prefix)
             if (yield from count_up_to(ranges, SORTED + 1, _ID_INDEX)) <= SORTED:
                 return Small(ranges, _ID_INDEX, ("name", "key_prefix"))
+    if not asked.is_of_tenant and (small := (yield from _all_of_tenant(asked))) is not None:
+        return small
     matched = asked.of_statuses
     if matched is not None and (yield from count_up_to(matched, SORTED + 1, STATUS_INDEX)) <= SORTED:
         return set_of(matched)
@@ -65,6 +64,14 @@ def small_set(asked: Asked) -> Operation[Small | None]:
         if (yield from count_up_to(matched, _OF_QUEUES + 1, DISCOVERY_INDEX)) <= _OF_QUEUES:
             return Small(matched, DISCOVERY_INDEX, ("queue",))
     return None
+
+
+def _all_of_tenant(asked: Asked) -> Operation[Small | None]:
+    """Return the set of all tasks of the tenant, if it is small. A walk would pass those of others."""
+    matched = {"tenant": asked.criteria.get("tenant")}
+    if matched["tenant"] is None or (yield from count_up_to(matched, SORTED + 1, TENANT_INDEX)) > SORTED:
+        return None
+    return Small(matched, TENANT_INDEX, ("tenant",))
 
 
 def set_of(matched: Filter) -> Small:

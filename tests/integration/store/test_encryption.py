@@ -122,7 +122,11 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
             "sealed": "tenant:acme",
             "queue": "default",
             "task_option": first["task_option"],
-            "gather": {"kind": "latest"},
+            "gather": {
+                "kind": "latest",
+                "newest": {"asked_time": run["claim_time"], "call_id": "c"},
+                "first_time": run["claim_time"],
+            },
         },
         "former_params": [{"params": {"x": "forged"}, "until": first["task_state"]["create_time"]}],
     }
