@@ -43,7 +43,7 @@ class WebSettings:
     max_batch_body: int = 16 * 1024 * 1024
     max_batch_values: int = 300_000
     #: The bytes of large bodies that the server holds at once, and the values in them.
-    max_held_bytes: int = 96 * 1024 * 1024
+    max_held_bytes: int = 48 * 1024 * 1024
     max_held_values: int = 1_000_000
     #: What all callers share (see `Shares`): event streams, live pages, requests that wait for the end of a task, and
     #: event streams that read old events.

@@ -284,17 +284,20 @@ def with_key_prefix(names: Sequence[str], prefix: str) -> Filter:
     return ranges[0] if len(ranges) == 1 else {"$or": ranges} if ranges else {"_id": {"$in": []}}
 
 
+#: The longest regular expression that is sent, in characters. MongoDB takes somewhat longer ones.
+LONGEST_PATTERN = 8_000
+
+
 def has_key_prefix(prefix: str, names: Sequence[str] = ()) -> Filter:
     """Match tasks whose keys begin with the prefix, and that have one of the names; without `names`, any name.
 
     The server can test this on the keys of an index with `_id`.
     """
-    name = f"(?:{'|'.join(map(_escaped, names))})" if names else "[^:]*"
+    alternatives = "|".join(map(_escaped, names))
+    if len(alternatives) > LONGEST_PATTERN:
+        return {**has_key_prefix(prefix), "name": any_of(names)}
+    name = f"(?:{alternatives})" if names else "[^:]*"
     return {"_id": {"$regex": f"^{name}:{_escaped(prefix)}"}}
-
-
-#: The longest regular expression that is sent, in characters. MongoDB takes somewhat longer ones.
-_LONGEST_PATTERN = 8_000
 
 
 def is_of_queues(queues: Sequence[str]) -> Filter:
@@ -304,7 +307,7 @@ def is_of_queues(queues: Sequence[str]) -> Filter:
     twice as much as a test of each key.
     """
     pattern = "|".join(map(_escaped, queues))
-    if len(pattern) > _LONGEST_PATTERN:
+    if len(pattern) > LONGEST_PATTERN:
         return {"queue": any_of(queues)}
     return {"queue": {"$regex": rf"^(?:{pattern})\z"}}
 

@@ -16,7 +16,7 @@ from mtask.model.publishing.tenants import prefix_of
 from mtask.model.status import FINAL
 from mtask.store.driver.operation import Operation, command
 from mtask.store.driver.stores import TASKS
-from mtask.store.statements.filters import RUNS
+from mtask.store.statements.filters import LONGEST_PATTERN, RUNS
 from mtask.store.streams.lookup import IS_EXACT
 
 Document = dict[str, Any]
@@ -113,11 +113,17 @@ class Wanted:
             # A regular expression cannot hold the character NUL, except as an escape.
             steps = re.escape(f"{self.flow_key}/").replace("\0", r"\x00")
             matched["documentKey._id"] = {"$regex": f"^[^:]+:{steps}"}
+        is_long = False
         if self.names is not None or self.tenant is not None:
-            names = "[^:]+" if self.names is None else f"(?:{'|'.join(map(re.escape, self.names))})"
+            alternatives = "|".join(map(re.escape, self.names or ()))
+            is_long = len(alternatives) > LONGEST_PATTERN
+            names = "[^:]+" if self.names is None or is_long else f"(?:{alternatives})"
             of_tenant = "" if self.tenant is None else re.escape(prefix_of(self.tenant))
             matched["documentKey._id"] = {"$regex": f"^{names}:{of_tenant}"}
         stages: list[Document] = [{"$match": matched}]
+        if is_long:
+            name = {"$arrayElemAt": [{"$split": [_id(), ":"]}, 0]}
+            stages.append({"$match": {"$expr": {"$in": [name, {"$literal": list(self.names or ())}]}}})
         if self.ends_only:
             stages.append({"$match": _IS_END})
         if self.keys is not None:

@@ -12,6 +12,10 @@ from mtask.web.schemas import PARAMS_PATH, Key, Lookup, Status, says
 Texts = Annotated[list[str], Field(min_length=1, max_length=1000)]
 
 
+#: The longest plan, in characters: it holds the filter.
+MAX_PLAN = 100_000
+
+
 class BulkFilter(Body):
     """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
 
@@ -53,7 +57,7 @@ class BulkBody(Body):
 
     filter: BulkFilter | None = None
     dry_run: bool = False
-    plan: Annotated[str, Field(max_length=100_000)] | None = None
+    plan: Annotated[str, Field(max_length=MAX_PLAN)] | None = None
 
 
 class BulkPlanned(BaseModel):

@@ -13,7 +13,7 @@ from mtask.store.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models.bulk import BulkBody, BulkList, BulkPlanned, BulkState
+from mtask.web.models.bulk import MAX_PLAN, BulkBody, BulkList, BulkPlanned, BulkState
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router
@@ -55,6 +55,8 @@ async def _change(request: Request, action: Action, body: BulkBody, client: Asyn
         if caller.tenant is not None and criteria.get("key"):
             criteria["key"] = [caller.stored_key(one) for one in criteria["key"]]
         planned = await client.plan_bulk(action, **criteria, within=within)
+        if len(planned.plan) > MAX_PLAN:
+            raise InvalidRequest("The filter is too long for a plan: name fewer names, keys, queues or workers.")
         return views.answer(
             {
                 "action": planned.action,

@@ -13,6 +13,7 @@ from mtask.web.models.bulk import BulkList, BulkPlanned, BulkState
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail
 from tests.integration.web.serving import Serving, with_server
+from tests.mongo import until
 
 DRY = {"filter": {"status": ["FAIL"]}, "dry_run": True}
 
@@ -119,5 +120,37 @@ def test_what_is_no_bulk_change_is_refused(mongo_uri: str, database_name: str) -
         assert (await server.ask("POST", "/v1/bulk/retry", token="publish", json=DRY)).status_code == 403
         for path in ("/v1/bulk/none", "/v1/bulk/secret"):
             assert (await server.ask("GET", path)).status_code == 404
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_long_lists_of_names_find_their_tasks_and_no_plan_is_too_long_to_be_sent(
+    mongo_uri: str, database_name: str
+) -> None:
+    """MongoDB takes no regular expression of more than 32,764 bytes: it was one of all names."""
+
+    async def scenario(server: Serving) -> None:
+        names = [f"{'n' * 80}{number}" for number in range(400)]
+        for key in ("a1", "b1"):
+            await server.client.publish(names[7], key=key, delay=3600)
+        await server.client.publish("other", key="a1", delay=3600)
+        query = "&".join(f"name={name}" for name in names)
+        listed = await server.ask("GET", f"/v1/tasks?key_prefix=a&{query}")
+        assert [one["_id"] for one in listed.json()["tasks"]] == [f"{names[7]}:a1"]
+        counted = await server.ask("GET", f"/v1/tasks:count?key_prefix=a&{query}")
+        assert counted.json()["count"] == 1
+        planned = await server.ask("POST", "/v1/bulk/cancel", json={"filter": {"name": names}, "dry_run": True})
+        assert planned.json()["count"] == 2
+        begun = await server.ask("POST", "/v1/bulk/cancel", json={"plan": planned.json()["plan"]})
+        assert begun.status_code == 202
+
+        async def is_over() -> bool:
+            return bool((await server.ask("GET", begun.headers["location"])).json()["is_over"])
+
+        await until(is_over, message="it is carried out")
+        assert [(await server.client.get(names[7], key)).status for key in ("a1", "b1")] == ["CANCELED"] * 2
+        long = {"filter": {"worker_id": [f"{'w' * 200}{number}" for number in range(1000)]}, "dry_run": True}
+        refused = await server.ask("POST", "/v1/bulk/cancel", json=long)
+        assert (refused.status_code, "name fewer" in refused.json()["detail"]) == (422, True)
 
     with_server(mongo_uri, database_name, scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -100,8 +101,8 @@ def test_connections_that_nobody_needs_give_way_to_new_ones(mongo_uri: str, data
 
 def test_connections_need_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = [(256, 256)]
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(connections.resource, "setrlimit", lambda _, given: limits.append(given))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
     assert connections.connections_within(4000) == 128
     limits[:] = [(1024, 1_048_576)]
     assert connections.connections_within(4000) == 4000

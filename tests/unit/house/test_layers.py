@@ -41,6 +41,8 @@ _ALLOWED = {
     ("cli/tasks/find.py", "client.find"): "our own client's",
     ("testing/bench.py", "self.client.find"): "our own client's",
     ("web/routes/events.py", "stack.aclose"): "an AsyncExitStack's",
+    ("web/routes/events.py", "reading.aclose"): "an AsyncExitStack's",
+    ("web/sizes.py", "body.find"): "that of bytes",
     ("demo/watch.py", "self._client.find"): "our own client's",
     ("demo/play.py", "self._fleet.find"): "a worker process of the demo",
     ("client/connection_aio.py", "self._store.database.name"): "a name, and no call",

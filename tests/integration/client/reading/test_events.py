@@ -64,6 +64,16 @@ def test_a_life_is_told_in_order_with_who_and_why(client: AnyClient, store: Sync
     assert {(event.name, event.key) for event in found} == {("task", "k")}
 
 
+def test_events_of_many_long_names_are_told(client: AnyClient, store: SyncStore) -> None:
+    """MongoDB takes no regular expression of more than 32,764 bytes: it was one of all names."""
+    names = ["task", *(f"{'n' * 100}{number}" for number in range(400))]
+    with Reading(client, name=names) as reading:
+        client.publish("other", key="k")
+        expected = a_life(store)
+        found = reading.take(len(expected))
+    assert told(found) == expected
+
+
 def test_from_every_token_on_the_rest_is_told(client: AnyClient, store: SyncStore) -> None:
     with Reading(client) as reading:
         begin = reading.token
