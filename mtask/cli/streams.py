@@ -1,4 +1,4 @@
-"""Stdout and stderr that may be closed or full. A command does its work all the same, and says what was not printed."""
+"""Stdout and stderr that may be closed or full: a command does its work all the same."""
 
 from __future__ import annotations
 

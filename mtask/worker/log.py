@@ -25,6 +25,7 @@ logger = SureLogger("mtask.worker")
 _MAX_MESSAGE, _MAX_EXCEPTION = 64 * 1024, 64 * 1024
 #: The letters that may stand in a text line although they are not printable.
 _LAYOUT = "\n\t"
+_FURTHER = "\n    "
 
 
 class FieldFormatter(logging.Formatter):
@@ -44,7 +45,10 @@ class FieldFormatter(logging.Formatter):
         message = first_of(message_of(record), _MAX_MESSAGE)
         copy.msg, copy.args = f"{message} {shown}" if shown else message, ()
         text = without_passwords(super().format(copy))
-        return text if text.isprintable() else "".join(map(_visible, text))
+        if text.isprintable():
+            return text
+        # The further lines of a message and a traceback are indented: no text can look like a record of its own.
+        return "".join(map(_visible, text)).replace("\n", _FURTHER)
 
 
 class JsonFormatter(logging.Formatter):

@@ -259,10 +259,17 @@ def _check_ours(name: str) -> None:
 def _check_no_params(handler: Handler, options: Mapping[str, Any]) -> None:
     """Raise InvalidParams if an argument of the handler is given where options are: publish(send, to="ann")."""
     for option in options:
-        if option in handler.fields.values() and option not in OPTION_NAMES:
-            example = f"{{{option!r}: ...}}"
-            reason = f"{option!r} is an argument of the handler, and no option: give all arguments as one mapping, "
-            raise InvalidParams(handler.name, f"{reason}publish({handler.name}, {example})")
+        if option in OPTION_NAMES:
+            continue
+        place = handler.place_of(option)
+        if option in handler.fields.values():
+            what, example = "an argument of the handler", f"{{{option!r}: ...}}"
+        elif place is not None:
+            what, example = f"a field of the handler's argument {place!r}", f"{{{place!r}: {{{option!r}: ...}}}}"
+        else:
+            continue
+        reason = f"{option!r} is {what}, and no option: give all arguments as one mapping, "
+        raise InvalidParams(handler.name, f"{reason}publish({handler.name}, {example})")
 
 
 def _checked_params(name: str, params: Any) -> Any:

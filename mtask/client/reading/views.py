@@ -86,18 +86,17 @@ def workers_of(documents: Iterable[Mapping[str, Any]]) -> list[WorkerDocument]:
 
 
 def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
-    """Return the rows of the statistics."""
-    return [
-        StatRow(
-            queue=str(row["_id"].get("queue")),
-            name=str(row["_id"].get("name")),
-            status=str(row["_id"].get("status")),
-            count=row["count"],
-            oldest_preempt_time=_instant(row["oldest_preempt_time"]),
-            is_more=row.get("is_more", False),
-        )
-        for row in rows
-    ]
+    """Return the rows of the statistics, without those of documents that lack a queue, a name or a status.
+
+    Such documents are malformed: no worker serves them, and `mtask doctor` names them.
+    """
+    found = []
+    for row in rows:
+        parts = [row["_id"].get(part) for part in ("queue", "name", "status")]
+        if all(isinstance(part, str) for part in parts):
+            oldest, is_more = _instant(row["oldest_preempt_time"]), row.get("is_more", False)
+            found.append(StatRow(*parts, count=row["count"], oldest_preempt_time=oldest, is_more=is_more))
+    return found
 
 
 def _instant(value: Any) -> datetime | None:

@@ -92,8 +92,24 @@ class Handler:
         arguments = {parameter: getattr(bound, name) for name, parameter in self.fields.items() if name in given}
         return {**arguments, **(bound.model_extra or {})}
 
+    def place_of(self, name: str) -> str | None:
+        """Return the parameter that takes an object with this field; None: there is none."""
+        return next((parameter for parameter, fields in self._objects().items() if name in fields), None)
+
+    def _objects(self) -> dict[str, list[str]]:
+        """Return the fields of the parameters that are pydantic models."""
+        hints = {parameter: self.arguments.model_fields[name].annotation for name, parameter in self.fields.items()}
+        return {
+            parameter: [field.alias or name for name, field in hint.model_fields.items()]
+            for parameter, hint in hints.items()
+            if inspect.isclass(hint) and issubclass(hint, BaseModel)
+        }
+
     def _expected(self) -> str:
-        names = list(self.fields.values())
+        objects = self._objects()
+        names = [
+            f"{name}: {{{', '.join(objects[name])}}}" if name in objects else name for name in self.fields.values()
+        ]
         return ", ".join(names) if names else "no arguments"
 
 

@@ -79,7 +79,9 @@ def _read(status: TaskStatus, most: int) -> Operation[tuple[dict[str, int], bool
     """Count the tasks with a status by queue, at most `most`. The second result is whether there are more."""
     stages = [{"$match": {STATUS: status.value}}, {"$limit": most + 1}, {"$sortByCount": "$queue"}]
     rows = yield from by_index(tasks("rows", stages, hint=STATUS_INDEX))
-    return {str(row["_id"]): row["count"] for row in rows}, sum(row["count"] for row in rows) > most
+    # A document without a queue is malformed: it is in none.
+    counts = {row["_id"]: row["count"] for row in rows if isinstance(row["_id"], str)}
+    return counts, sum(row["count"] for row in rows) > most
 
 
 def _finished(status: TaskStatus) -> Operation[dict[str, int]]:

@@ -324,3 +324,17 @@ def test_what_a_client_publishes_the_command_line_reads(mtask: Commands) -> None
     with client_of(mtask) as client:
         client.publish("send", {"n": 1}, key="k1", delay=timedelta(hours=1))
     assert mtask.ok("list", "--json").json[0]["params"] == {"n": 1}
+
+
+def test_a_document_without_a_queue_is_malformed_and_in_no_queue(mtask: Commands, store: SyncStore) -> None:
+    mtask.ok("publish", "send", "-k", "k1")
+    for status in ("RUNNING", "WAITING", "INIT", "SUCCESS"):
+        bare = {**MALFORMED, "_id": f"send:{status}", "task_state": {"status": status}}
+        del bare["queue"]
+        store.database.get_collection("tasks").insert_one(bare, bypass_document_validation=True)
+    assert [(row["queue"], row["name"], row["count"]) for row in mtask.ok("stats", "--json").json] == [
+        ("default", "send", 1)
+    ]
+    assert [row["queue"] for row in mtask.ok("top", "--json").json["queues"]] == ["default"]
+    assert "queue: Field required" in mtask.ok("show", "send:RUNNING").out
+    assert "None" not in mtask.ok("stats").out + mtask.ok("top", "--once").out

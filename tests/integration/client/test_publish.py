@@ -221,6 +221,26 @@ def test_arguments_of_the_handler_that_are_given_as_options_are_explained(client
     assert client.count() == 0
 
 
+class Order(BaseModel):
+    order_id: int
+    note: str = ""
+
+
+@app.task
+def pack(params: Order) -> None: ...
+
+
+def test_fields_of_the_object_that_a_handler_takes_are_explained(client: AnyClient) -> None:
+    wanted = (
+        r"'order_id' is a field of the handler's argument 'params', .* publish\(pack, {'params': {'order_id': ...}}\)"
+    )
+    with pytest.raises(InvalidParams, match=wanted):
+        client.publish(pack, order_id=1)
+    with pytest.raises(InvalidParams, match=r"\(expected params: {order_id, note}\)"):
+        client.publish(pack, {"order_id": 1})
+    assert client.publish(pack, {"params": {"order_id": 1}}).created
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

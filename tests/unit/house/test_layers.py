@@ -131,3 +131,41 @@ def handed(client, store, session, cursor, names):
         "session.with_transaction",
         "store.client.start_session",
     ]
+
+
+#: What CONTRIBUTING.md says that modules hold beside constants, loggers, caches, routers and the apps of typer.
+_STATE = {
+    "client/asking/publication.py: _TRACE",
+    "client/operating/actions.py: _ACTING",
+    "logs.py: RUN",
+    "store/driver/awaiting.py: _GIVING_UP",
+    "testing/bench.py: _lock",
+    "testing/bench.py: _servers",
+    "testing/bench.py: _uri",
+}
+_MUTABLE = {"ContextVar", "Counter", "ExitStack", "Lock", "defaultdict", "deque", "dict", "list", "set"}
+
+
+def _state_of(tree: ast.Module) -> Iterator[str]:
+    """The names of a module to which a function may give another value, or whose value can change."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
+            called = statement.value.func
+            made = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            # A container that is made from others is a constant.
+            if made in _MUTABLE and (made in ("ContextVar", "ExitStack", "Lock") or not statement.value.args):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_modules_hold_no_state_but_what_contributing_says() -> None:
+    package = Path(mtask.__file__).parent
+    found = {
+        f"{path.relative_to(package).as_posix()}: {name}"
+        for path in package.rglob("*.py")
+        for name in _state_of(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == _STATE

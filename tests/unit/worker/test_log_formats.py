@@ -67,7 +67,7 @@ def test_any_text_is_one_line_of_sound_json(message: str, key: str, value: Any) 
 
 def test_hostile_text_steers_no_terminal_and_wrong_arguments_lose_no_line() -> None:
     text = FieldFormatter().format(record("a\x1b[2Jb\u202ec\nd\x9b"))
-    assert text.endswith("a\\x1b[2Jb\\u202ec\nd\\x9b")
+    assert text.endswith("a\\x1b[2Jb\\u202ec\n    d\\x9b")
     assert json.loads(JsonFormatter().format(record("%d", "no number")))["message"].startswith("'%d' (its arguments")
 
 

@@ -14,7 +14,7 @@
     for (let at = Math.max(end - LENGTH, Math.min(first, end - SHORTEST)); at < end; at += 1) {
       const row = seconds.get(at);
       made[0].push(at);
-      for (let index = 1; index < 4; index += 1) made[index].push(row ? row[index] : 0);
+      for (let index = 1; index < 4; index += 1) made[index].push(row ? row[index] : at < first ? null : 0);
       for (let index = 4; index < 6; index += 1) made[index].push(row ? row[index] : null);
     }
     return made;
@@ -31,7 +31,7 @@
     ],
     series: [{}, ...series],
   });
-  const line = (name, width, fill) => ({ stroke: colour(name), width, points: { show: false }, spanGaps: true, fill: fill ? `${colour(name)}22` : undefined });
+  const line = (name, width, fill) => ({ stroke: colour(name), width, points: { show: false }, spanGaps: false, fill: fill ? `${colour(name)}22` : undefined });
   let charts = [];
   const draw = () => {
     charts.forEach((one) => one.destroy());
