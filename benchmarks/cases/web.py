@@ -132,7 +132,7 @@ def _posting(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
             return AsyncClient(scratch.uri, database=scratch.name)
 
         client = runner.run(connect())
-        app, _ = build(client, WebSettings(is_open=True), Tokens())
+        app, _ = build(client, WebSettings(is_open=True), Tokens(), connect)
 
         def publish(label: str, count: int) -> Callable[[], None]:
             keys = iter([f"{label}/{number}" for number in range(count)])
