@@ -128,11 +128,14 @@ def _posting(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
     """Give both sides on one event loop, with one client."""
     with asyncio.Runner() as runner:
 
-        async def connect() -> AsyncClient:
+        def make_client() -> AsyncClient:
             return AsyncClient(scratch.uri, database=scratch.name)
 
+        async def connect() -> AsyncClient:
+            return make_client()
+
         client = runner.run(connect())
-        app, _ = build(client, WebSettings(is_open=True), Tokens(), connect)
+        app, _ = build(client, WebSettings(is_open=True), Tokens(), make_client)
 
         def publish(label: str, count: int) -> Callable[[], None]:
             keys = iter([f"{label}/{number}" for number in range(count)])
