@@ -155,7 +155,11 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         for former in task.former_params
     ]
     reason_text = task.fail_reason
-    if task.status == "SUCCESS" and task.returns is not None:
+    if task.status == "SUCCESS" and task.returns_lost is not None:
+        lines.append(("returns", Text(f"lost: {clean(task.returns_lost)}", style="yellow")))
+    elif task.status == "SUCCESS" and not task.is_complete:
+        lines.append(("returns", "still to come: the handler goes on after its transaction"))
+    elif task.status == "SUCCESS" and task.returns is not None:
         lines.append(("returns", compact(task.returns, limit)))
     elif reason_text and (task.status == "FAIL" or state.reason is not None):
         lines.append(("reason", Text(clean(reason_text), style="red")))

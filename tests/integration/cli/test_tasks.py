@@ -210,7 +210,9 @@ def test_wait_and_result_wait_for_the_value_and_tell_that_it_is_lost(mtask: Comm
     store.run(claims.finish_in_transaction(Outcome("send:k1", run_id, RunStatus.SUCCESS, returns_owed_by="w")))
     for command in ("wait", "result"):
         assert mtask(command, "send", "k1", "--timeout", "100ms").code == 6
+    assert "still to come" in mtask.ok("show", "send", "k1").out
     store.run(returning.lose("send:k1", run_id, "the worker died"))
+    assert "lost: the worker died" in mtask.ok("show", "send", "k1").out
     ended = mtask("wait", "send", "k1")
     assert (ended.code, ended.out) == (0, "SUCCESS  send:k1  its result is lost: the worker died\n")
     lost = mtask("result", "send", "k1")

@@ -306,6 +306,22 @@ def test_prefer_wait_waits_for_a_value_that_comes_after_the_commit(
     with_server(mongo_uri, database_name, scenario)
 
 
+def test_the_page_tells_of_a_value_that_is_still_to_come_and_of_one_that_is_lost(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.publish("echo", key="a")
+        run_id = await asyncio.to_thread(claim, store, "echo:a")
+        committed = Outcome("echo:a", run_id, RunStatus.SUCCESS, returns_owed_by="w")
+        assert await asyncio.to_thread(store.run, claims.finish_in_transaction(committed))
+        view = ("GET", "/task?name=echo&key=a")
+        assert "still to come" in (await server.ask(*view, token=None, headers={"Accept": "text/html"})).text
+        await asyncio.to_thread(store.run, returning.lose("echo:a", run_id, "it <died>"))
+        assert "lost: it &lt;died&gt;" in (await server.ask(*view, token=None, headers={"Accept": "text/html"})).text
+
+    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))
+
+
 def test_the_waits_of_one_token_leave_some_for_another(mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         await server.ask("PUT", "/v1/tasks/echo/a", json={})
