@@ -51,5 +51,5 @@ def ended(task: Task) -> Text:
     if task.status is TaskStatus.SUCCESS and task.returns is not None:
         line.append(f"  returns {compact(task.returns, 200)}")
     elif task.status is not TaskStatus.SUCCESS and task.fail_reason:
-        line.append(f"  {clean(task.fail_reason, 200)}", style="red")
+        line.append(f"  {clean(task.fail_reason)}", style="red")
     return line
