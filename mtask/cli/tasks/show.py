@@ -120,7 +120,7 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         ("created", _when(state.create_time, now)),
     ]
     if task.flow is not None:
-        lines += _flow_lines(task.flow, now, limit)
+        lines += _flow_lines(task.flow, now)
     if state.start_time is not None:
         lines.append(("start_time", _when(state.start_time, now)))
     if state.finish_time is not None:
@@ -166,12 +166,12 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
     return lines
 
 
-def _flow_lines(flow: FlowStep, now: datetime, limit: int | None) -> list[tuple[str, str | Text]]:
+def _flow_lines(flow: FlowStep, now: datetime) -> list[tuple[str, str | Text]]:
     lines: list[tuple[str, str | Text]] = [("flow", f"{clean(flow.key)}, step {clean(flow.step)}")]
     if flow.after:
         more = f" and {len(flow.after) - MAX_AFTER} more" if len(flow.after) > MAX_AFTER else ""
         on_failed = "" if flow.on_failed == "cancel" else f"; on_failed {flow.on_failed}"
-        lines.append(("after", f"{', '.join(clean(one, limit) for one in flow.after[:MAX_AFTER])}{more}{on_failed}"))
+        lines.append(("after", f"{', '.join(map(clean, flow.after[:MAX_AFTER]))}{more}{on_failed}"))
     if flow.ancestors:
         lines.append(("added by", clean(flow.ancestors[-1])))
     if flow.after and flow.release_time is not None:

@@ -86,7 +86,7 @@ def _line(event: TaskEvent) -> Text:
         text.append(f"  {event.progress:.0%}")
     for text_part in (event.message, event.reason):
         if text_part:
-            text.append(f"  {clean(text_part, 120)}")
+            text.append(f"  {clean(text_part)}")
     if event.is_end and event.kind.value != _ENDS.get(str(event.task_status)):
         text.append(f"  task {event.task_status}")
     return text

@@ -53,5 +53,5 @@ def ended(task: Task) -> Text:
     elif task.status is TaskStatus.SUCCESS and task.returns_lost is not None:
         line.append(f"  its result is lost: {clean(task.returns_lost, 200)}", style="yellow")
     elif task.status is not TaskStatus.SUCCESS and task.fail_reason:
-        line.append(f"  {clean(task.fail_reason, 200)}", style="red")
+        line.append(f"  {clean(task.fail_reason)}", style="red")
     return line

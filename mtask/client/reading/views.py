@@ -92,10 +92,10 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
     """
     found = []
     for row in rows:
-        parts = [row["_id"].get(part) for part in ("queue", "name", "status")]
-        if all(isinstance(part, str) for part in parts):
+        queue, name, status = (row["_id"].get(part) for part in ("queue", "name", "status"))
+        if isinstance(queue, str) and isinstance(name, str) and isinstance(status, str):
             oldest, is_more = _instant(row["oldest_preempt_time"]), row.get("is_more", False)
-            found.append(StatRow(*parts, count=row["count"], oldest_preempt_time=oldest, is_more=is_more))
+            found.append(StatRow(queue, name, status, row["count"], oldest, is_more=is_more))
     return found
 
 

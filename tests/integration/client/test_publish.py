@@ -221,13 +221,13 @@ def test_arguments_of_the_handler_that_are_given_as_options_are_explained(client
     assert client.count() == 0
 
 
-class Order(BaseModel):
+class Parcel(BaseModel):
     order_id: int
     note: str = ""
 
 
 @app.task
-def pack(params: Order) -> None: ...
+def pack(params: Parcel) -> None: ...
 
 
 def test_fields_of_the_object_that_a_handler_takes_are_explained(client: AnyClient) -> None:
