@@ -252,6 +252,12 @@ ORDER_MUTATIONS = (
         (f"{_WINDOWS_TESTS}::test_what_was_dropped_for_lack_of_room_bounds_what_is_offered",),
     ),
     Mutation(
+        "scan-of-tenants-bounds-no-new-row",
+        "A fair queue offers the first tasks of a limit_key, though a scan has not come to those before them.",
+        (Edit(_WINDOWS, "window.bounds.get(lane.tenant, window.bound)", "window.bound"),),
+        (f"{_WINDOWS_TESTS}::test_nothing_of_a_tenant_is_offered_that_lies_behind_the_bound_of_its_scan",),
+    ),
+    Mutation(
         "all-of-a-key-dropped-while-one-asks",
         "While a task asks for the permit of its limit_key, the others of this limit_key are dropped.",
         (Edit(_POOLS, " or state.retry_at == inf else", " else"),),

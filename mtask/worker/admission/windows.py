@@ -82,6 +82,8 @@ class _Window:
     #: other items are left over.
     heads: list[tuple[_Key, int, _Row]] = field(default_factory=list)
     bound: Order = ALL
+    #: The bounds of those tenants of a fair queue of which scans have brought a part of the tasks.
+    bounds: Mapping[str | None, Order] = field(default_factory=dict)
     #: Whether more tasks of the queue wait than scans have brought.
     is_cut: bool = False
     #: The number of tasks that no narrow pool kept waiting after the last scan; None: nobody has looked since.
@@ -114,7 +116,8 @@ class Windows:
         lane = lane_of(entry)
         row = window.rows.get((lane, entry.is_isolated))
         if row is None:
-            row = window.rows[lane, entry.is_isolated] = _Row(lane, entry.is_isolated, bound=window.bound)
+            bound = window.bounds.get(lane.tenant, window.bound)
+            row = window.rows[lane, entry.is_isolated] = _Row(lane, entry.is_isolated, bound=bound)
         if not entry.is_begun and (entry.order > row.bound or self._is_beyond_need(row, entry)):
             row.bound = min(row.bound, entry.order)
             return False
@@ -419,7 +422,7 @@ class Windows:
         for queue in queues:
             window = self._window(queue)
             if lanes is None:
-                window.bound, window.is_cut, window.brought = bound, bound != ALL, None
+                window.bound, window.is_cut, window.brought, window.bounds = bound, bound != ALL, None, {}
             for place, row in list(window.rows.items()):
                 if row.lane in lanes if lanes is not None else row.lane not in left_out:
                     row.bound, row.level, row.brought = bound, None, None
@@ -439,6 +442,9 @@ class Windows:
         """Do as `found` does for a scan that brings the tasks of these tenants of a fair queue, each up to a bound."""
         window = self._window(queue)
         window.is_cut, window.brought = is_cut, None
+        if lanes is None:  # a scan is of some tenants only
+            known = {**window.bounds, **bounds}
+            window.bounds = {tenant: bound for tenant, bound in known.items() if bound != ALL}
         for row in window.rows.values():
             if row.lane in lanes if lanes is not None else row.lane not in left_out:
                 row.bound, row.brought = bounds.get(row.lane.tenant, row.bound), None

@@ -210,6 +210,23 @@ def test_nothing_behind_the_bound_is_offered_before_a_scan_has_brought_all_befor
     assert not scene.windows.wants_more("q")
 
 
+def test_nothing_of_a_tenant_is_offered_that_lies_behind_the_bound_of_its_scan() -> None:
+    scene = Scene(fair=True, limit=100)
+
+    def found_of_a(bound: Any) -> None:
+        scene.windows.found_of_tenants("q", {"a": bound}, is_cut=bound != ALL, lanes=None, left_out=frozenset())
+
+    found_of_a((True, 0, 20.0))
+    scene.push("far", 30.0, tenant="a", limit_key="k")  # the first one of its limit_key here
+    scene.push("near", 10.0, tenant="a", limit_key="l")
+    scene.push("of another", 40.0, tenant="b")
+    assert sorted(scene.best(QUEUE)) == ["near", "of another"]
+    assert sorted(scene.take()) == ["near", "of another"]
+    found_of_a(ALL)
+    scene.push("far", 30.0, tenant="a", limit_key="k")
+    assert scene.take() == ["far"]
+
+
 def test_interrupted_task_is_offered_though_it_lies_behind_the_bound() -> None:
     scene = Scene(limit=100)
     found(scene, (True, -5, 0.0))
