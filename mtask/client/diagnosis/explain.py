@@ -134,7 +134,8 @@ def _runs(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable
     there = {worker.worker_id for worker in live}
     for run in rules.live_runs(task, now):
         if task.task_state.cancel_requested:
-            message = f"cancel requested: {run.worker_id} will end its run; its lease is live"
+            thread = "a handler in a thread goes on until it asks context.is_cancelled"
+            message = f"cancel requested: {run.worker_id} ends its run; {thread}"
             yield Reason("cancel_requested", message, run.ping_expire_time)
         elif run.worker_id not in there:
             message = f"held under a live lease by {run.worker_id}, which shows no heartbeat"

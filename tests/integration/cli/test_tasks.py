@@ -340,3 +340,11 @@ def test_a_document_without_a_queue_is_malformed_and_in_no_queue(mtask: Commands
     assert [row["queue"] for row in mtask.ok("top", "--json").json["queues"]] == ["default"]
     assert "queue: Field required" in mtask.ok("show", "send:RUNNING").out
     assert "None" not in mtask.ok("stats").out + mtask.ok("top", "--once").out
+
+
+def test_a_cancel_says_what_becomes_of_a_handler_in_a_thread(mtask: Commands, store: SyncStore) -> None:
+    mtask.ok("publish", "send", "-k", "k1")
+    claim(store, "send:k1", "worker-a")
+    for told in (mtask.ok("cancel", "send", "k1").out, " ".join(mtask.ok("show", "send", "k1").out.split())):
+        assert "cancel requested: " in told
+        assert "a handler in a thread goes on until it asks context.is_cancelled" in told

@@ -15,6 +15,7 @@ import mtask
 from mtask import errors
 from mtask.model import rules
 from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE
+from mtask.store.metrics import counts
 from tools.site_fences import faults_of
 
 ROOT = Path(__file__).parents[3]
@@ -168,6 +169,14 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     navigation = re.findall(r"^ +- (?:.+: )?([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     wanted = {page for page in PAGES if page.startswith("docs/")} | {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
     assert wanted <= set(navigation)
+
+
+@pytest.mark.parametrize("path", ["docs/metrics.md", "mtask/client/aio.py", "mtask/client/sync.py"])
+def test_the_pause_between_two_counts_is_told_as_it_is(path: str) -> None:
+    told = re.findall(
+        r"(\d+) times the time that (?:it|the counting) took, (\d+) s at least", (ROOT / path).read_text()
+    )
+    assert told == [(str(counts._TIMES), str(int(counts._FRESH.total_seconds())))]
 
 
 @pytest.mark.parametrize("page", PAGES)
