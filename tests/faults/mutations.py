@@ -46,6 +46,7 @@ from tests.faults.mutants_of_starting import STARTING_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
 from tests.faults.mutants_of_tenants import TENANT_MUTATIONS
 from tests.faults.mutants_of_tracing import TRACING_MUTATIONS
+from tests.faults.mutants_of_web import WEB_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
 from tests.processes import kill_marked, marked
@@ -71,6 +72,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *TENANT_MUTATIONS,
     *EXECUTOR_MUTATIONS,
     *PROCESS_MUTATIONS,
+    *WEB_MUTATIONS,
 )
 ROOT = Path(__file__).parents[2]
 _COPIED = ("mtask", "tests", "examples", "docs", "tools", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")

@@ -13,7 +13,7 @@ import pytest
 from mtask.web import connections
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, with_server
-from tests.mongo import until
+from tests.mongo import PATIENCE, until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -49,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_connection_that_sends_no_whole_request_is_closed(sent: str, mongo_uri: str, database_name: str) -> None:
     async def scenario(server: Serving) -> None:
         async with connected(server, sent) as (reader, _):
-            answers = await reader.read()
+            answers = await asyncio.wait_for(reader.read(), PATIENCE)
             assert answers.count(b"HTTP/1.1 ") == ("{host}" in sent)
         await until(lambda: len(server.connections) == 0, message="it is forgotten")
 
