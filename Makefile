@@ -55,7 +55,7 @@ compiled: $(VENV)/.dev-ready
 .PHONY: faults-once
 faults-once: $(VENV)/.dev-ready
 	@mkdir -p build/chaos
-	python -m tests.faults.chaos --once --seed 20 --rate 30 --folder build/chaos/short >build/chaos/short.log || { cat build/chaos/short.log; exit 1; }
+	python -m tests.faults.chaos --once --seed 20 --rate 30 --folder build/chaos/short >build/chaos/short.log 2>&1 || { cat build/chaos/short.log; exit 1; }
 	@grep -m 1 verdict: build/chaos/short.log
 
 .PHONY: test-all
