@@ -199,9 +199,8 @@ class Assembly:
         lookups = Lookups(scope, admission, questions, inbox, pinger)
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
         batches = Batches(scope, queue, admission, inbox, ranks)
-        scans = Scans(
-            scope, queue, controls, batches, lookups, ranks, janitor, FlowJanitor(scope), CallbackJanitor(scope)
-        )
+        flows = FlowJanitor(scope, self.registrar.registration.incarnation)
+        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, flows, CallbackJanitor(scope))
         looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
         hearing = Hearing(scope, ranks, batches)
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)

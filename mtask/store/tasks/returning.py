@@ -14,6 +14,7 @@ from mtask.store.statements import filters, returning
 #: The most tasks that one call finds.
 BATCH = 500
 WORKER_GONE = "the worker died or stopped before its handler had returned"
+UNANSWERED = "the handler did not learn that its transaction had committed: the answer was lost"
 
 
 def store(task_id: str, run_id: str, returns: Any) -> Operation[bool]:
@@ -37,20 +38,26 @@ class Owed:
     task_ids: Sequence[str] = ()
     #: The incarnations, and the worker_id of each.
     workers: dict[str, str] = field(default_factory=dict)
+    #: The runs that owe values: each with its task and the incarnation of its worker.
+    runs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def owed() -> Operation[Owed]:
     """Return the tasks that owe values, the oldest first, at most `BATCH`."""
     matched = {"owed_since": {"$exists": True}, filters.OWES_VALUE: {"$exists": True}}
-    view = {f"task_state.worker_states.{name}": 1 for name in ("worker_id", "returns_owed_by")}
+    view = {f"task_state.worker_states.{name}": 1 for name in ("worker_id", "run_id", "returns_owed_by")}
     found = yield tasks("find", matched, view, sort=[("owed_since", 1)], limit=BATCH, hint=OWED_INDEX)
-    owing = {
-        run["returns_owed_by"]: str(run.get("worker_id"))
+    owing = [
+        (document["_id"], run)
         for document in found
         for run in runs_in(document)
         if isinstance(run.get("returns_owed_by"), str)
-    }
-    return Owed([document["_id"] for document in found if isinstance(document["_id"], str)], owing)
+    ]
+    return Owed(
+        [document["_id"] for document in found if isinstance(document["_id"], str)],
+        {run["returns_owed_by"]: str(run.get("worker_id")) for _, run in owing},
+        {str(run.get("run_id")): (task_id, run["returns_owed_by"]) for task_id, run in owing},
+    )
 
 
 def lose_of(owed: Owed, incarnations: Iterable[str]) -> Operation[None]:

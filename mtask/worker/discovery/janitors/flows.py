@@ -34,7 +34,9 @@ _OWED_EVERY, _ORPHANS_EVERY = 4, 12
 class FlowJanitor:
     """Settles changes of steps that nobody has settled, and ends flows."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, incarnation: str) -> None:
+        """`incarnation`: that of this worker."""
+        self._incarnation = incarnation
         self._ledger = scope.ledger
         self._store = scope.store
         self._silence = Silence()
@@ -53,7 +55,7 @@ class FlowJanitor:
             await self._look_for(finding.is_any_owed())
         if not self._ledger.has_flows:
             return
-        await look_after("values of dead workers", self._lose_values)
+        await look_after("lost values", self._lose_values)
         await look_after("flows", self._settle_owed)
         if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
             await look_after("flows", self._decide_orphans)
@@ -72,8 +74,16 @@ class FlowJanitor:
             warn_of_refusal("flows", error)
 
     async def _lose_values(self) -> None:
-        """Say of the values that are still to be returned which are lost, because the workers are dead."""
+        """Say of the values that are still to be returned which are lost, because the workers are dead.
+
+        So are those of handlers of this worker that have ended: if the answer to a commit was lost, a handler fails and
+        returns nothing.
+        """
         owed = await self._store.run(returning.owed())
+        for run_id, (task_id, incarnation) in owed.runs.items():
+            if incarnation == self._incarnation and run_id not in self._ledger.running:
+                await self._store.run(returning.lose(task_id, run_id, returning.UNANSWERED))
+                logger.warning("value lost: its handler has ended", extra=fields(task=task_id, run=run_id))
         worker_ids = sorted({*owed.workers.values()})
         signs = await self._store.run(workers.signs_of_life(worker_ids)) if worker_ids else []
         ended, silent = returning.gone(owed, signs)

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from mtask import App, Context, Flow, Next
-from mtask.errors import FlowWaitTimeout, ResultLost, TaskRunning, WaitTimeout
+from mtask.errors import DatabaseUnavailable, FlowWaitTimeout, ResultLost, TaskRunning, WaitTimeout
 from mtask.model.options import TaskOptions
 from mtask.model.status import RunStatus, WorkerStatus
 from mtask.store import callbacks, workers
+from mtask.store.driver.operation import Operation
 from mtask.store.flows import settling
 from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, returning
+from mtask.store.tasks import claims, returning, transactions
 from mtask.worker.discovery.janitors import silence
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, Document, until
@@ -326,6 +327,34 @@ async def commit_elsewhere(bench: Bench, worker: workers.Registration, task_id: 
     outcome = Outcome(task_id, run_id, RunStatus.SUCCESS, returns_owed_by=worker.incarnation)
     assert await client._run(claims.finish_in_transaction(outcome))
     return run_id
+
+
+def test_value_of_a_handler_that_did_not_learn_of_its_commit_is_told_to_be_lost(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+    commit = transactions.commit
+
+    def unanswered(outcome: Outcome, is_lease_valid: Any) -> Operation[None]:
+        yield from commit(outcome, is_lease_valid)
+        raise DatabaseUnavailable("the answer is lost")
+
+    @app.task
+    async def go(context: Context) -> str:
+        async with context.transaction():
+            pass
+        return "the value"
+
+    monkeypatch.setattr(transactions, "commit", unanswered)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("go", key="k")
+            with pytest.raises(ResultLost, match="the answer was lost"):
+                await bench.client.result("go", "k", timeout=60)
+            await until(lambda: "owed_since" not in bench.document("go:k"))
+
+    asyncio.run(scenario())
 
 
 def registered(worker_id: str, timeout: timedelta) -> workers.Registration:

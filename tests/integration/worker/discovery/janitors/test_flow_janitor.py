@@ -59,9 +59,9 @@ def look_after(
     async def scenario() -> bool:
         store = connect.async_store(mongo_uri, database_name)
         store.timeout = timedelta(seconds=1)
-        ledger = SimpleNamespace(has_flows=has_heard)
+        ledger = SimpleNamespace(has_flows=has_heard, running={})
         scope: Any = SimpleNamespace(store=store, ledger=ledger)
-        janitor = FlowJanitor(scope)
+        janitor = FlowJanitor(scope, "incarnation")
         try:
             for count in counts:
                 await janitor.look_after(count)
