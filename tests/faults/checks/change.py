@@ -43,6 +43,8 @@ class Change:
     #: Runs that were closed before and are not the same now, `past` aside; or that run and show more than pings leave:
     #: a lease, and the session of a transaction that is about to begin.
     altered: list[Pair] = field(default_factory=list)
+    #: Successes whose values have come after the commit, or are told to be lost.
+    valued: list[Pair] = field(default_factory=list)
     is_aged: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Change:
                 self.moved.append((earlier, run))
             elif run.past is earlier.past and run.model_copy(update={"session_id": earlier.session_id}) != earlier:
                 self.altered.append((earlier, run))
+        elif _is_valued(earlier, run):
+            self.valued.append((earlier, run))
         elif run.model_copy(update={"past": earlier.past}) != earlier or (earlier.past and not run.past):
             self.altered.append((earlier, run))
 
@@ -122,6 +126,13 @@ class Change:
     def newly_counted(self) -> int:
         """How many runs it closed that count as failed."""
         return sum(run.status in COUNTED for _, run in self.closed)
+
+
+def _is_valued(earlier: Run, run: Run) -> bool:
+    told = {"past": earlier.past, "returns_owed_by": None, "returns_lost": None}
+    if earlier.returns_owed_by is None or run.returns_owed_by is not None or (earlier.past and not run.past):
+        return False
+    return run.model_copy(update=told) == earlier.model_copy(update=told)
 
 
 def dropped_by_bound(runs: list[Run], task: Task, now: datetime) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 from mtask.model import rules
 from mtask.model.backoff import retry_delay_ms
@@ -217,15 +218,19 @@ def _has_caused_end(task: Task) -> bool:
 def _is_settled(change: Change) -> bool:
     """Whether a task that has ended changed as others make it change.
 
-    What it owed is published, its mark is removed, its flow ends, or it is opened again because the step that caused
-    its end is not failed now.
+    What it owed is published, its mark is removed, its flow ends, the value of a success has come or is lost, or it is
+    opened again because the step that caused its end is not failed now.
     """
     before, after = change.before, change.after
+    if before.model_dump(exclude={"quiet_time"}) == after.model_dump(exclude={"quiet_time"}):
+        return True  # its value was sent again
     if (before.flow is None) is not (after.flow is None) or (before.flow is None and before.owed_since is None):
         return False
     if _has_caused_end(before) and before.status is not TaskStatus.SUCCESS and not after.status.is_final:
         return True
-    left = {"flow", "owed_since", "owed_tasks", "quiet_time", "expire_time"}
+    left: dict[str, Any] = dict.fromkeys(("flow", "owed_since", "owed_tasks", "quiet_time", "expire_time"), True)
+    if change.valued and not (change.appended or change.vanished or change.closed or change.moved or change.altered):
+        left["task_state"] = {"worker_states"}
     return before.model_dump(exclude=left) == after.model_dump(exclude=left)
 
 

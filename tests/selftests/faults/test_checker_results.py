@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mtask.model.status import RunStatus
+from mtask.store.statements import pipelines, returning
+from mtask.store.statements.outcome import Outcome
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit
 from tests.faults.checks.story import Story, instant
 
@@ -78,6 +80,37 @@ def handlers_that_abort_and_fork(story: Story) -> None:
     story.finish(task_id, run_id, FAIL)
     task_id, run_id = story.running("forking")
     story.finish(task_id, run_id)
+
+
+def committed(story: Story) -> tuple[str, str]:
+    """Commit a SUCCESS whose value is still to come; return the task and the run."""
+    task_id, run_id = story.running("quick")
+    outcome = Outcome(task_id, run_id, RunStatus.SUCCESS, returns_owed_by="incarnation")
+    story.apply(task_id, pipelines.finish([outcome], instant(story.now)))
+    story.wait(0.1)
+    story.note("end", task_id, run_id)
+    return task_id, run_id
+
+
+@SCENES.allow
+def values_that_come_after_the_commit_and_are_lost(story: Story) -> None:
+    task_id, run_id = committed(story)
+    story.apply(task_id, returning.store(run_id, 1))
+    story.apply(task_id, returning.store(run_id, 1))
+    task_id, run_id = committed(story)
+    story.apply(task_id, returning.lose(run_id, "the worker died"))
+
+
+@SCENES.violate("wrong_owed")
+def value_that_is_still_owed_in_the_end(story: Story) -> None:
+    committed(story)
+
+
+@SCENES.violate("stale_results", "second_success")
+def value_that_comes_with_another_change(story: Story) -> None:
+    task_id, run_id = committed(story)
+    story.apply(task_id, returning.store(run_id, 1))
+    story.change_run(task_id, fail_reason="another")
 
 
 def late(story: Story, seconds: float) -> tuple[str, str]:
