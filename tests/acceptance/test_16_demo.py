@@ -265,7 +265,9 @@ def test_demo_shows_its_database_in_the_web_page(machine: Machine) -> None:
     link = re.search(r"http://127\.0\.0\.1:\d+/login\?token=[\w-]+", line)
     assert link is not None, line
     with httpx.Client(trust_env=False, follow_redirects=True) as http:
-        page = http.get(link[0])
+        assert "Open the page" in http.get(link[0]).text
+        url, _, token = link[0].partition("/login?token=")
+        page = http.post(f"{url}/login", data={"token": token}, headers={"Origin": url})
     assert (page.status_code, "mtask_demo" in page.text, "token=" in str(page.url)) == (200, True, False)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, f"{out}\n{err}"
