@@ -132,7 +132,8 @@ def _posting(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
             return AsyncClient(scratch.uri, database=scratch.name)
 
         client = runner.run(connect())
-        app, _ = build(client, WebSettings(is_open=True), Tokens())
+        make_client = partial(AsyncClient, scratch.uri, database=scratch.name)
+        app, _ = build(client, WebSettings(is_open=True), Tokens(), make_client)
 
         def publish(label: str, count: int) -> Callable[[], None]:
             keys = iter([f"{label}/{number}" for number in range(count)])
