@@ -128,13 +128,11 @@ def _posting(scratch: Scratch, at_once: int) -> Iterator[dict[str, Act]]:
     """Give both sides on one event loop, with one client."""
     with asyncio.Runner() as runner:
 
-        def make_client() -> AsyncClient:
+        async def connect() -> AsyncClient:
             return AsyncClient(scratch.uri, database=scratch.name)
 
-        async def connect() -> AsyncClient:
-            return make_client()
-
         client = runner.run(connect())
+        make_client = partial(AsyncClient, scratch.uri, database=scratch.name)
         app, _ = build(client, WebSettings(is_open=True), Tokens(), make_client)
 
         def publish(label: str, count: int) -> Callable[[], None]:

@@ -62,9 +62,14 @@ class Web(Serving):
 
     async def _log_in(self) -> str:
         """Exchange the token for the cookie of a session."""
-        path = urlsplit(self.printed["page"])
+        url, token = self.printed["url"], self.printed["page"].partition("/login?token=")[2]
+        form = f"token={token}".encode()
+        head = (
+            f"POST /login HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nOrigin: {url}\r\nContent-Length: {len(form)}\r\n"
+        )
+        head += "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
         async with connected(self) as connection:
-            answer = await connection.ask(f"{path.path}?{path.query}")
+            answer = await connection.send(head.encode() + form)
         return answer.headers["set-cookie"].partition(";")[0]
 
 
@@ -85,13 +90,20 @@ class Connection:
 
     async def ask(self, path: str) -> Answer:
         """Send a GET and read its answer."""
-        status, headers = await self.begin(path)
+        return await self.send(self._web.request(path))
+
+    async def send(self, request: bytes) -> Answer:
+        """Send a request and read its answer."""
+        status, headers = await self._begun(request)
         body = await self._reader.readexactly(int(headers.get("content-length", "0")))
         return Answer(status, headers, body)
 
     async def begin(self, path: str) -> tuple[int, dict[str, str]]:
         """Send a GET and read the head of its answer."""
-        self._writer.write(self._web.request(path))
+        return await self._begun(self._web.request(path))
+
+    async def _begun(self, request: bytes) -> tuple[int, dict[str, str]]:
+        self._writer.write(request)
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines[1:] if line)
         return int(lines[0].split()[1]), {name.lower(): value.strip() for name, _, value in pairs}

@@ -21,6 +21,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 _HEAD, _UNREAD, _SLOWEST, _LOOK = 15.0, 20.0, 1024, 1.0
 #: The part of all connections that give way at once when there are too many: so the search for them is rare.
 _GIVING_WAY = 20
+#: The most connections that are taken in one step of the event loop.
+_AT_ONCE = 100
 #: File descriptors for everything else: the connections to the database, and those that come within one step.
 _RESERVED = 250
 _KEY = "mtask.connection"
@@ -58,6 +60,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def at_once(self) -> int:
+        """How many connections may be taken in one step. Those that give way for them are closed some steps later."""
+        return max(1, min(_AT_ONCE, self._most // 16))
+
     def protocol(self, *, app_state: dict[str, Any], **given: Any) -> Connection:
         """Return the protocol of a new connection: uvicorn asks for it."""
         state = dict(app_state)
@@ -73,6 +80,7 @@ class Connections:
             self._looking = asyncio.get_running_loop().call_later(_LOOK, self._look)
         if len(self._open) > self._most:
             for each in self._giving_way(made):
+                self.discard(each)  # at once, so that the next new connection finds others
                 each.abort()
 
     def discard(self, closed: Connection) -> None:

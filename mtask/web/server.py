@@ -22,8 +22,8 @@ from mtask.web.tokens import Tokens
 
 #: The time that requests have to end after a signal, in whole seconds.
 _GRACE = 1
-#: The most connections that wait to be taken, and the most that are taken in one step of the event loop.
-_BACKLOG, _AT_ONCE = 2048, 100
+#: The most connections that wait to be taken.
+_BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
         self._hub = hub
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections: _AT_ONCE in one step of the event loop. The others wait in the system."""
+        """Begin to take connections: a few in one step of the event loop. The others wait in the system."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(_BACKLOG)
@@ -95,7 +95,8 @@ async def serve(
     """
     client = make_client()
     app, hub = build(client, settings, tokens, make_client)
-    config = config_of(app, Connections(settings.connections), timeout_graceful_shutdown=_GRACE, backlog=_AT_ONCE)
+    connections = Connections(settings.connections)
+    config = config_of(app, connections, timeout_graceful_shutdown=_GRACE, backlog=connections.at_once)
     listening.listen(_BACKLOG)
     ready(listening.getsockname()[1])
     server = _Server(config, hub)

@@ -120,12 +120,18 @@ def test_tenant_hears_only_of_its_own_tasks(serve: Callable[..., None]) -> None:
     serve(scenario)
 
 
+def signed_in(http: httpx.Client, printed: dict[str, str]) -> httpx.Response:
+    """Press the button to which the printed link leads."""
+    token = printed["page"].partition("/login?token=")[2]
+    return http.post("/login", data={"token": token}, headers={"Origin": printed["url"]})
+
+
 def test_sigterm_ends_it_at_once_though_50_pages_are_live(mongo_uri: str, database_name: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         process, printed = stack.enter_context(command(mongo_uri, database_name, tmp_path))
         limits = httpx.Limits(max_connections=100)
         http = stack.enter_context(httpx.Client(base_url=printed["url"], timeout=60, trust_env=False, limits=limits))
-        answer = http.get(printed["page"].removeprefix(printed["url"]))
+        answer = signed_in(http, printed)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         for _ in range(50):
             live = stack.enter_context(http.stream("GET", "/live"))
@@ -143,7 +149,8 @@ def test_page_says_that_the_database_is_away_and_goes_on(single_set: ReplicaSet,
         command(uri, "away", tmp_path) as (_, printed),
         httpx.Client(base_url=printed["url"], timeout=60, trust_env=False, follow_redirects=True) as http,
     ):
-        assert http.get(printed["page"]).status_code == 200
+        assert "Open the page" in http.get(printed["page"]).text
+        assert signed_in(http, printed).status_code == 200
         node = single_set.primary()
         single_set.kill(node)
         eventually(lambda: http.get("/").status_code == 503, PATIENCE, "what was read a moment ago is no longer shown")
