@@ -14,11 +14,12 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.queues import permits
 from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
 from mtask.web.access import Caller, Role
+from mtask.web.hub import place_of
 from mtask.web.page.routes.tasks import _ids, shown_token
 from tests.clients import claim, fail, server_now
 from tests.integration.stores import register
 from tests.integration.web.serving import Serving, with_server
-from tests.integration.web.test_events import following, take
+from tests.integration.web.test_events import Sent, following, take
 
 TASK = "/v1/tasks/echo/a"
 BOTH = ("acme", "umbra")
@@ -291,6 +292,36 @@ def test_events_of_tenants_lie_apart_also_after_a_removal_and_a_resume(
             text = json.dumps([event.data for event in events])
             assert not any(name in text for name in BOTH)
         assert "secret" not in json.dumps([event.data for event in [*other, *resumed]])
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_id_of_a_stream_tells_a_tenant_nothing_of_others_and_leaves_no_event_out(
+    mongo_uri: str, database_name: str
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        # A stream that is open knows the last change, and with it its name and key.
+        async with following(server) as everybody:
+            await server.client.publish("payroll", key="secret", tenant="umbra")
+            [seen] = await take(everybody, 1)
+            path = "/v1/events"
+            async with server.http.stream("GET", path, headers={"Authorization": "Bearer acme"}) as answer:
+                first = (await anext(answer.aiter_lines())).removeprefix("id: ")
+            assert b"secret" in bytes.fromhex(str(seen.id).partition(".")[0])
+            assert b"payroll" not in bytes.fromhex(first.partition(".")[0])
+            assert place_of(first) < place_of(seen.id)
+            # From the id of an instant, all changes of this instant come again.
+            [own] = await resumed(server, "read", first, 1)
+            assert own == seen
+            assert (await server.ask("PUT", TASK, token="acme", json={})).is_success
+            [own] = await resumed(server, "acme", first, 1)
+            assert (own.kind, own.data["key"]) == ("published", "a")
+            assert b"payroll" not in bytes.fromhex(str(own.id).partition(".")[0])
+
+    async def resumed(server: Serving, token: str, after: str, number: int) -> list[Sent]:
+        async with following(server, token=token, after=after) as events:
+            return await take(events, number)
 
     with_server(mongo_uri, database_name, scenario)
 
