@@ -100,9 +100,7 @@ async def events(
     return _Stream(written(), stack)
 
 
-async def _old(
-    old: AsyncIterator[TaskEvent], selects: Selects, caller: Caller, here: str | None
-) -> AsyncIterator[str]:
+async def _old(old: AsyncIterator[TaskEvent], selects: Selects, caller: Caller, here: str | None) -> AsyncIterator[str]:
     try:
         async for found in old:
             if selects(found):

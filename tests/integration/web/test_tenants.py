@@ -20,6 +20,7 @@ from tests.clients import claim, fail, server_now
 from tests.integration.stores import register
 from tests.integration.web.serving import Serving, with_server
 from tests.integration.web.test_events import Sent, following, take
+from tests.integration.web.test_logs import LOGS, keep
 
 TASK = "/v1/tasks/echo/a"
 BOTH = ("acme", "umbra")
@@ -322,6 +323,49 @@ def test_id_of_a_stream_tells_a_tenant_nothing_of_others_and_leaves_no_event_out
     async def resumed(server: Serving, token: str, after: str, number: int) -> list[Sent]:
         async with following(server, token=token, after=after) as events:
             return await take(events, number)
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        acme = server.client.for_tenant("acme")
+        async with server.client.events() as place:
+            begin = str(place.token)
+        await server.client.publish("mail", key="acme:a")
+        run_id = await asyncio.to_thread(claim, store, "mail:acme:a")
+        await asyncio.to_thread(keep, store, "acme:a", run_id, "secret line")
+        await asyncio.to_thread(fail, store, "mail:acme:a", run_id, "secret reason", final=True)
+        await server.client.remove("mail", "acme:a")
+        seen = [("claimed", "mail:a"), ("failed", "mail:a"), ("removed", "mail:a")]
+        async with following(server, token="acme", after=begin) as events:
+            told = await take(events, 3)
+        assert [(event.kind, event.data["task_id"]) for event in told] == seen
+        assert {name for event in told for name in event.data} == {"kind", "task_id", "name", "key", "time"} | (
+            {"task_status", "token"}
+        )
+        async with acme.events(after=begin) as own:
+            one = [await own.poll(20) for _ in seen]
+        assert [event and (event.kind.value, event.reason, event.worker_id, event.run_id) for event in one] == [
+            (kind, None, None, None) for kind, _ in seen
+        ]
+
+        assert (await server.ask("GET", LOGS, token="acme")).status_code == 404
+        assert (await server.ask("PUT", "/v1/tasks/mail/a", token="acme", json={})).status_code == 201
+        assert (await server.ask("GET", LOGS, token="acme")).json() == {"runs": []}
+        await asyncio.to_thread(keep, store, "acme:a", "own", "own line", tenant="acme")
+        # A worker of an older mtask stores no tenant.
+        await asyncio.to_thread(keep, store, "acme:a", "old", "old line")
+        await asyncio.to_thread(store.database["logs"].update_one, {"_id": "old"}, {"$unset": {"tenant": 1}})
+        for is_there, runs in ((True, ["own", "old"]), (False, ["own"])):
+            if not is_there:
+                await acme.remove("mail", "a")
+            assert [run["run_id"] for run in (await server.ask("GET", LOGS, token="acme")).json()["runs"]] == runs
+            assert [log.run_id for log in await acme.logs("mail", "a")] == runs
+        assert len(await server.client.logs("mail", "acme:a")) == 3
 
     with_server(mongo_uri, database_name, scenario)
 
