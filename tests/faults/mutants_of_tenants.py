@@ -81,8 +81,8 @@ TENANT_MUTATIONS = (
         (
             Edit(
                 "mtask/store/streams/events.py",
-                "        if self.tenant == tenant:\n            return self\n",
-                "        return self\n",
+                "    if event.tenant == tenant:\n        return event\n",
+                "    return event\n",
             ),
         ),
         (f"{_WEB_TESTS}::test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key",),

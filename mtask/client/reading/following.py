@@ -99,7 +99,7 @@ class Following:
         self.after = here
         tenant = self.wanted.tenant
         selected = [
-            replace(event if tenant is None else event.as_told_to(tenant), token=token)
+            replace(event if tenant is None else events.as_told_to(event, tenant), token=token)
             for event, token in unread
             if self._is_wanted(event)
         ]

@@ -96,16 +96,6 @@ class TaskEvent:
         is_gone = self.kind is EventKind.REMOVED or self.queue is None
         return is_key_of(tenant, self.key) and (self.tenant == tenant or (is_gone and self.tenant is None))
 
-    def as_told_to(self, tenant: str) -> TaskEvent:
-        """Return this event as its tenant is told of it.
-
-        If the task is gone, its key alone says whose it was, and it may have been nobody's. Then what else is known of
-        its runs is left out.
-        """
-        if self.tenant == tenant:
-            return self
-        return replace(self, run_id=None, worker_id=None, attempt=None, reason=None, progress=None, message=None)
-
     @property
     def is_end(self) -> bool:
         """Whether the task finished with this event."""
@@ -123,6 +113,17 @@ def events_of(change: Document) -> list[TaskEvent]:
     if document.get("sealed") is not None:
         found = [without_readable(event) for event in found]
     return found if tenant is None else [replace(event, tenant=tenant) for event in found]
+
+
+def as_told_to(event: TaskEvent, tenant: str) -> TaskEvent:
+    """Return the event of a tenant's task as the tenant is told of it.
+
+    If the task is gone, its key alone says whose it was, and it may have been nobody's. Then what else is known of its
+    runs is left out.
+    """
+    if event.tenant == tenant:
+        return event
+    return replace(event, run_id=None, worker_id=None, attempt=None, reason=None, progress=None, message=None)
 
 
 def without_readable(event: TaskEvent) -> TaskEvent:
