@@ -129,7 +129,7 @@ class RunMarks:
     It is small and refers to no task: asyncio tasks that a handler leaves behind keep it.
     """
 
-    __slots__ = ("attempt", "keeper", "key", "log", "queue", "run_id", "sealed", "task", "trace_id")
+    __slots__ = ("attempt", "keeper", "key", "log", "queue", "run_id", "sealed", "task", "tenant", "trace_id")
 
     def __init__(self, task: str, key: str, run_id: str, attempt: int, queue: str = "") -> None:
         self.task = task  #: the name of the task
@@ -138,6 +138,7 @@ class RunMarks:
         self.attempt = attempt
         self.queue = queue
         self.sealed: str | None = None  #: the data key that encrypts the task
+        self.tenant: str | None = None  #: the task's tenant
         self.trace_id: str | None = None
         #: What keeps the lines of this run, if they are kept, and its lines, once there is one.
         self.keeper: Any = None

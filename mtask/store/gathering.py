@@ -187,10 +187,12 @@ def publish_once_a_window(task: NewTask, window: timedelta) -> Operation[Publish
     raise TaskExists(task.task_id, not_of=task.tenant)
 
 
-def publish_each_once_a_window(batch: Sequence[NewTask], window: timedelta) -> Operation[list[Published]]:
-    """Publish each task as `publish_once_a_window` does; return the results, in order."""
-    results = []
+def publish_each_once_a_window(batch: Sequence[NewTask], window: timedelta) -> Operation[list[Published | TaskError]]:
+    """Publish each task as `publish_once_a_window` does. Return its result, or the error about it, in order."""
+    results: list[Published | TaskError] = []
     for task in batch:
-        published = yield from publish_once_a_window(task, window)
-        results.append(published)
+        try:
+            results.append((yield from publish_once_a_window(task, window)))
+        except TaskError as error:
+            results.append(error)
     return results

@@ -39,6 +39,7 @@ class RunLines:
     sealed: Any = None  #: the lines, if they are encrypted; then `lines` is empty
     sealed_cnt: int = 0
     key_name: str | None = None  #: the data key that encrypts the task
+    tenant: str | None = None  #: the task's tenant
 
     @property
     def task_id(self) -> str:
@@ -65,6 +66,7 @@ def write(logs: Sequence[RunLines], kept_for: timedelta) -> Operation[None]:
 def _upsert(log: RunLines, kept_ms: int) -> UpdateOne:
     said = {
         "task_id": log.task_id,
+        "tenant": log.tenant,  # also None: without the field, nobody knows whose task it was
         "worker_id": log.worker_id,
         "attempt": log.attempt,
         "first": log.first,
@@ -87,9 +89,17 @@ def _upsert(log: RunLines, kept_ms: int) -> UpdateOne:
     return UpdateOne({"_id": log.run_id}, [{"$replaceWith": {"$cond": [is_older, "$$ROOT", made]}}], upsert=True)
 
 
-def of_task(task_id: str, run_id: str | None) -> Operation[list[Document]]:
-    """Return the logs of a task's newest runs, or of one of its runs, the first run first."""
-    wanted = {"task_id": task_id} | ({} if run_id is None else {"_id": run_id})
+def of_tenant(tenant: str, *, is_own: bool) -> Document:
+    """Match the logs that a tenant may read. `is_own`: whether the task is there, and is the tenant's.
+
+    The key does not decide: a task of nobody may have had it. Older workers store no tenant.
+    """
+    return {"$or": [{"tenant": tenant}, *([{"tenant": {"$exists": False}}] if is_own else [])]}
+
+
+def of_task(task_id: str, run_id: str | None, whose: Document | None = None) -> Operation[list[Document]]:
+    """Return the logs of a task's newest runs, or of one of its runs, the first run first. `whose`: a condition."""
+    wanted = {"task_id": task_id, **({} if run_id is None else {"_id": run_id}), **(whose or {})}
     found: list[Document] = yield on("logs", "find", wanted, sort=[("begin_time", -1)], limit=MAX_RUNS)
     return found[::-1]
 

@@ -21,7 +21,7 @@ from mtask.model.documents import Task, WorkerDocument
 from mtask.model.run_logs import RunLog
 from mtask.model.scheduling.schedules import Schedule
 from mtask.store.driver.extended_json import extended_exactly
-from mtask.store.streams.events import TaskEvent
+from mtask.store.streams.events import TaskEvent, as_told_to
 from mtask.web.access import Caller
 
 Json = dict[str, Any]
@@ -174,7 +174,7 @@ def _field(value: Any) -> Any:
 
 def event(found: TaskEvent, caller: Caller) -> Json:
     """Return an event."""
-    made: Json = asdict(found)
+    made: Json = asdict(found if caller.tenant is None else as_told_to(found, caller.tenant))
     made["task_id"], made["key"] = caller.shown_id(found.task_id), caller.shown_key(found.key)
     made["name"], made["kind"] = found.name, found.kind.value
     made["task_status"] = None if found.task_status is None else found.task_status.value

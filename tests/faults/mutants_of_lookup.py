@@ -46,7 +46,7 @@ LOOKUP_MUTATIONS = (
     Mutation(
         "reasons-name-tasks-of-other-tenants",
         "A tenant whose task waits for a permit is told the tasks of others that hold it.",
-        (Edit("mtask/client/diagnosis/limits.py", "return viewer is None or ", "return True or "),),
+        (Edit("mtask/client/diagnosis/limits.py", "if viewer in (None, _tenant(held, bound))", "if True"),),
         ("tests/integration/client/test_limits.py::test_tenant_is_told_of_no_task_of_others",),
     ),
     Mutation(

@@ -70,6 +70,44 @@ TENANT_MUTATIONS = (
         (f"{_WEB_TESTS}::test_task_of_no_tenant_is_nobodys_whatever_its_key",),
     ),
     Mutation(
+        "place-of-a-stream-names-others",
+        "The ids of a tenant's stream of events hold the id of the last changed task, whosever it is.",
+        (Edit("mtask/web/routes/events.py", "token[:_INSTANT] + _BEGINNING", "token"),),
+        (f"{_WEB_TESTS}::test_id_of_a_stream_tells_a_tenant_nothing_of_others_and_leaves_no_event_out",),
+    ),
+    Mutation(
+        "removed-task-tells-its-reason",
+        "The events of a removed task tell a tenant all that is known, whosever the task was.",
+        (
+            Edit(
+                "mtask/store/streams/events.py",
+                "    if event.tenant == tenant:\n        return event\n",
+                "    return event\n",
+            ),
+        ),
+        (f"{_WEB_TESTS}::test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key",),
+    ),
+    Mutation(
+        "logs-by-the-key",
+        "A tenant reads all logs under a key that begins like its own.",
+        (Edit("mtask/client/reading/run_logs.py", "whose = None if owner is None else", "whose = None if True else"),),
+        (f"{_WEB_TESTS}::test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key",),
+    ),
+    Mutation(
+        "calls-that-gather-remove-tasks",
+        "Who may only publish sets the retention of a task that exists, by a call that gathers.",
+        (
+            Edit(
+                "mtask/store/tasks/publishing.py",
+                'self.if_exists == "update" or self.gather is not None or self.window is not None',
+                'self.if_exists == "update"',
+            ),
+        ),
+        (
+            "tests/integration/web/test_admission.py::test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it",
+        ),
+    ),
+    Mutation(
         "token-names-another-tenant",
         "A token of a tenant reads the stored keys that it is given.",
         (Edit(_ACCESS, "return key if self.tenant is None else stored_key(self.tenant, key)", "return key"),),

@@ -13,7 +13,6 @@ from mtask.model import rules
 from mtask.model.controls import Control, Limit
 from mtask.model.documents import Task
 from mtask.model.publishing.identity import check_text
-from mtask.model.publishing.tenants import prefix_of
 from mtask.store.driver.operation import Operation
 from mtask.store.queues import pools
 from mtask.store.queues.permits import PermitPool
@@ -206,8 +205,8 @@ def _reasons(task: Task, bound: Bound, content: PoolContent, now: datetime, view
             waits = "waits" if len(better) == 1 else "wait"
             yield Reason("behind", f"{count} {waits} for a permit of {name} before it, in {listed(workers)}")
     elif len(better) >= bound.free:
-        best = min(better.values(), key=lambda each: (each.key, each.task_id)).task_id
-        which = f": {brief(best)}" if _may_see(best, viewer) else ""
+        best = min(better.values(), key=lambda each: (each.key, each.task_id))
+        which = f": {brief(best.task_id)}" if viewer in (None, best.tenant) else ""
         more = f", and {len(better) - 1} more" if len(better) > 1 else ""
         message = f"a free permit of {name} is kept for a better task{which}{more}, which"
         yield Reason("reserved", f"{message} {'wait' if more else 'waits'} in {listed(workers)}")
@@ -254,7 +253,7 @@ def _reached(bound: Bound, name: str, viewer: str | None) -> Reason:
     if concurrency is None or len(running) < concurrency:
         starts = Limit.model_construct(concurrency=None, starts=bound.limit.starts, window_ms=bound.limit.window_ms)
         return Reason("limited", f"the limit of {name}, {starts}, is reached", bound.next_start)
-    named = [_holder(held, bound) for held in running[:_NAMED] if _may_see(held.task_id, viewer)]
+    named = [_holder(held, bound) for held in running[:_NAMED] if viewer in (None, _tenant(held, bound))]
     others = len(running) - len(named)
     rest = f"{others} more" if named else f"{others} other task{'s' * (others > 1)}"
     who = " and ".join([*filter(None, [", ".join(named)]), *([rest] if others else [])])
@@ -269,8 +268,10 @@ def _holder(held: Held, bound: Bound) -> str:
     return f"{brief(held.task_id)} ({'ended' if run.is_over else 'running'} in {run.worker_id})"
 
 
-def _may_see(task_id: str, viewer: str | None) -> bool:
-    return viewer is None or task_id.partition(":")[2].startswith(prefix_of(viewer))
+def _tenant(held: Held, bound: Bound) -> str | None:
+    """Return the tenant of a run's task; None: there is none, or it is not known. The key does not tell it."""
+    run = bound.holders.get((held.task_id, held.token))
+    return None if run is None else run.tenant
 
 
 def name_of(pool: PermitPool) -> str:

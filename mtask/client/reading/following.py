@@ -97,7 +97,12 @@ class Following:
         if self.begun is None or self.begun.is_behind(here):
             self.begun, self.token = None, f"{here}.{len(found)}.{instant.time}-{instant.inc}"
         self.after = here
-        selected = [replace(event, token=token) for event, token in unread if self._is_wanted(event)]
+        tenant = self.wanted.tenant
+        selected = [
+            replace(event if tenant is None else events.as_told_to(event, tenant), token=token)
+            for event, token in unread
+            if self._is_wanted(event)
+        ]
         return selected, self._is_usual_again()
 
     def _is_wanted(self, event: TaskEvent) -> bool:

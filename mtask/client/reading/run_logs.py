@@ -12,24 +12,23 @@ from mtask.model.documents import describe_validation
 from mtask.model.publishing.identity import is_text
 from mtask.model.run_logs import RunLog
 from mtask.store import run_logs
-from mtask.store.driver.operation import Operation, for_everybody
+from mtask.store.driver.operation import Operation
 from mtask.store.encryption import unsealing
 
 
 def of_task(task_id: str, run_id: str | None, owner: str | None = None) -> Operation[list[RunLog]]:
     """Check the arguments; return the operation that reads the logs. Raises InvalidInput.
 
-    `owner`: the tenant that reads them. If the task is gone, its key alone tells whose it was.
+    `owner`: the tenant that reads them.
     """
     if run_id is not None and (not isinstance(run_id, str) or not run_id or not is_text(run_id)):
         raise InvalidInput("run_id is the id of a run: give text.", field="run_id")
 
     def operation() -> Operation[list[RunLog]]:
-        is_own = owner is None or (yield from run_logs.is_task(task_id))
-        if not is_own and (yield from for_everybody(run_logs.is_task(task_id))):
-            raise TaskNotFound(task_id)
-        found = yield from run_logs.of_task(task_id, run_id)
-        if not found and not (yield from run_logs.is_task(task_id)):
+        is_own = owner is not None and (yield from run_logs.is_task(task_id))
+        whose = None if owner is None else run_logs.of_tenant(owner, is_own=is_own)
+        found = yield from run_logs.of_task(task_id, run_id, whose)
+        if not found and not is_own and not (yield from run_logs.is_task(task_id)):
             raise TaskNotFound(task_id)
         logs = [_log_of(document) for document in found]
         yield from unsealing.open_logs(logs)

@@ -120,6 +120,7 @@ class Holder:
     worker_id: str
     is_over: bool
     end_time: datetime | None
+    tenant: str | None = None  #: of its task
 
 
 def holders(held: Collection[Held]) -> Operation[dict[tuple[str, str], Holder]]:
@@ -127,7 +128,7 @@ def holders(held: Collection[Held]) -> Operation[dict[tuple[str, str], Holder]]:
     if not held:
         return {}
     fields = ("run_id", "worker_id", "status", "success_time", "fail_time")
-    view = {"task_state.status": 1, **{f"{filters.RUNS}.{field}": 1 for field in fields}}
+    view = {"tenant": 1, "task_state.status": 1, **{f"{filters.RUNS}.{field}": 1 for field in fields}}
     found = yield tasks("find", filters.by_ids(sorted({each.task_id for each in held})), view)
     runs: dict[tuple[str, str], Holder] = {}
     for document in found:
@@ -137,7 +138,7 @@ def holders(held: Collection[Held]) -> Operation[dict[tuple[str, str], Holder]]:
             times = [time for field in fields[3:] if isinstance(time := run.get(field), datetime)]
             is_over = is_final or run.get("status") != RunStatus.RUNNING.value
             name = (document["_id"], token_of(str(run.get("run_id"))))
-            runs[name] = Holder(str(run.get("worker_id")), is_over, max(times, default=None))
+            runs[name] = Holder(str(run.get("worker_id")), is_over, max(times, default=None), document.get("tenant"))
     return runs
 
 

@@ -115,6 +115,17 @@ def events_of(change: Document) -> list[TaskEvent]:
     return found if tenant is None else [replace(event, tenant=tenant) for event in found]
 
 
+def as_told_to(event: TaskEvent, tenant: str) -> TaskEvent:
+    """Return the event of a tenant's task as the tenant is told of it.
+
+    If the task is gone, its key alone says whose it was, and it may have been nobody's. Then what else is known of its
+    runs is left out.
+    """
+    if event.tenant == tenant:
+        return event
+    return replace(event, run_id=None, worker_id=None, attempt=None, reason=None, progress=None, message=None)
+
+
 def without_readable(event: TaskEvent) -> TaskEvent:
     """Return the event of a task that must be encrypted. If its message is readable, it is refused."""
     if event.message is None or isinstance(event.message, Sealed):

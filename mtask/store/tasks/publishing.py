@@ -108,6 +108,11 @@ class Policy:
         """Whether a publish may change an existing task."""
         return self.if_exists == "update" or self.clean_failed or self.clean_success
 
+    @property
+    def replaces_options(self) -> bool:
+        """Whether a publish may replace the options of an existing task."""
+        return self.if_exists == "update" or self.gather is not None or self.window is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Published:

@@ -24,6 +24,9 @@ routes = router("events")
 
 #: The time between two comments on a quiet stream, in seconds. They keep proxies from closing it.
 _QUIET = 15.0
+#: The length of the instant in a resume token (a marker byte and the oplog time), and what follows it in the token of
+#: the beginning of that instant. It sorts before those of all changes.
+_INSTANT, _BEGINNING = 18, "2B0229296E04"
 Keys = Annotated[list[Key] | None, Query(description="May be given several times.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 
@@ -71,12 +74,14 @@ async def events(
         await stack.aclose()
         raise
 
+    here = _told_place(viewer.begins_at, caller)
+
     async def written() -> AsyncIterator[str]:
-        yield _written("ready", {}, begin if begin is not None and not is_lost else viewer.begins_at)
+        yield _written("ready", {}, begin if begin is not None and not is_lost else here)
         if is_lost:
-            yield _written("lost", {}, viewer.begins_at)
+            yield _written("lost", {}, here)
         if old is not None:
-            async for line in _old(old, selects, caller, viewer.begins_at):
+            async for line in _old(old, selects, caller, here):
                 yield line
         await reading.aclose()  # it has caught up, so another stream may
         while not hub.is_closing:
@@ -95,15 +100,22 @@ async def events(
     return _Stream(written(), stack)
 
 
-async def _old(
-    old: AsyncIterator[TaskEvent], selects: Selects, caller: Caller, until: str | None
-) -> AsyncIterator[str]:
+async def _old(old: AsyncIterator[TaskEvent], selects: Selects, caller: Caller, here: str | None) -> AsyncIterator[str]:
     try:
         async for found in old:
             if selects(found):
                 yield _event(found, caller)
     except EventsLost:
-        yield _written("lost", {}, until)
+        yield _written("lost", {}, here)
+
+
+def _told_place(token: str | None, caller: Caller) -> str | None:
+    """Return the token of the hub's place, without the id of the last change, which may be that of any tenant.
+
+    A tenant gets the beginning of that change's instant, in the form in which the server itself writes a place between
+    changes. So no event is left out, and those of this instant may come twice.
+    """
+    return token if token is None or caller.tenant is None else token[:_INSTANT] + _BEGINNING
 
 
 def _event(found: TaskEvent, caller: Caller) -> str:

@@ -120,7 +120,7 @@ async def _publish(
     body: PutTask, name: str, key: str, client: AsyncClient, caller: Caller, *, is_implied: bool
 ) -> Response:
     spec = _spec(body, name, key, caller)
-    if body.if_exists == "update":
+    if policy(**_existing(body), call_id=body.call_id).replaces_options:
         check_retention(spec.options, caller)
     made: dict[str, Any] = _named(spec, caller)
     try:
@@ -209,7 +209,7 @@ async def publish_batch(
         rows.append({"task_id": task_id_of(entry.name, key), "name": entry.name, "key": key})
         try:
             spec = _spec(entry, entry.name, check_key(key), caller)
-            if body.if_exists == "update":
+            if checked.replaces_options:
                 check_retention(spec.options, caller)
             spec.prepare(checked)
             specs[index] = spec

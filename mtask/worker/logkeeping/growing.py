@@ -135,4 +135,5 @@ class GrowingLog:
                 marks.trace_id,
                 self.size,
                 key_name=marks.sealed,
+                tenant=marks.tenant,
             )

@@ -258,6 +258,7 @@ class HeldRun:
         """Return what the lines of its log tell of it."""
         if self.marks is None:
             self.marks = RunMarks(self.name, self.key, self.run_id, self.attempt, self.queue)
+            self.marks.tenant = self.task.tenant
             if self.sealer is not None:
                 self.marks.sealed = self.task.sealed
         return self.marks

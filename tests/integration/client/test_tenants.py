@@ -12,12 +12,13 @@ import pytest
 
 from mtask import App, AsyncClient, Client, Context, Flow, Next, TaskSpec
 from mtask.app.family import Child
-from mtask.errors import InvalidFlow, InvalidInput, InvalidKey, TaskNotFound, WorkersTooOld
+from mtask.errors import InvalidFlow, InvalidInput, InvalidKey, TaskExists, TaskNotFound, WorkersTooOld
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.lists import counting, listing, small
 from mtask.store.lists.counting import Count
 from mtask.store.tasks import names
+from mtask.store.tasks.publishing import Published
 from mtask.testing.bench import Bench
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client, succeed
 from tests.integration.stores import register
@@ -212,6 +213,23 @@ def test_calls_that_gather_and_callbacks_are_of_the_tenant(client: Client) -> No
     callback = acme.get("task", "c").callback
     assert callback is not None
     assert (callback.tenant, callback.secret) == ("acme", "acme/default")
+
+
+def test_one_task_that_is_not_the_tenants_leaves_the_others_of_a_batch_theirs(client: Client) -> None:
+    client.publish("task", key="acme:a")
+    modes: tuple[dict[str, Any], ...] = (
+        {},
+        {"if_exists": "update"},
+        {"if_running": "again"},
+        {"debounce": 60},
+        {"collect": True},
+        {"window": 60},
+    )
+    for number, mode in enumerate(modes):
+        specs = [TaskSpec("task", key=key) for key in (f"{number}", "a", f"{number}/b")]
+        results = client.for_tenant("acme").publish_many(specs, **mode)
+        told = [result.created if isinstance(result, Published) else type(result) for result in results]
+        assert told == [True, TaskExists, True], mode
 
 
 def test_wrong_tenants_and_keys_are_refused(client: Client) -> None:

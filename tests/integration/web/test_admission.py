@@ -67,14 +67,29 @@ def test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it(mongo_ur
         attempts: list[tuple[str, str, dict[str, Any]]] = [
             ("PATCH", "/v1/tasks/echo/a", options),
             ("PATCH", "/v1/tasks/echo/a", {"options": {"priority": 1, "retain_fail_ms": 1}}),
-            ("PUT", "/v1/tasks/echo/a", {"if_exists": "update", **options}),
-            ("POST", "/v1/tasks:batch", {"if_exists": "update", "tasks": [{"name": "echo", "key": "a", **options}]}),
         ]
+        # Each way in which a publish replaces the options of a task.
+        modes: tuple[dict[str, Any], ...] = (
+            {"if_exists": "update"},
+            {"if_running": "again"},
+            {"debounce": 0.1},
+            {"collect": True},
+            {"window": 0.001},
+        )
+        for number, mode in enumerate(modes):
+            row = {"name": "echo", "key": f"b{number}", **options}
+            attempts += [
+                ("POST", "/v1/tasks", {**row, **mode}),
+                ("PUT", f"/v1/tasks/echo/b{number}", {**options, **mode}),
+                ("POST", "/v1/tasks:batch", {"tasks": [row], **mode}),
+            ]
         for method, path, body in attempts:
             refused = await server.ask(method, path, json=body, token="publish")
             assert (refused.status_code, refused.json()["type"]) == (403, "/v1/problems/forbidden"), (method, path)
             assert "takes a token with the role operate" in refused.json()["detail"]
             assert (await server.ask(method, path, json=body, token="operate")).is_success, (method, path)
+        keeps = {"clean_failed": True, "clean_success": True, **options}
+        assert (await server.ask("PUT", "/v1/tasks/echo/a", json=keeps, token="publish")).is_success
 
     with_server(mongo_uri, database_name, scenario)
 

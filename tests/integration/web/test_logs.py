@@ -17,8 +17,10 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LOGS = "/v1/tasks/mail/a/logs"
 
 
-def keep(store: SyncStore, key: str, run_id: str, message: str) -> None:
-    log = GrowingLog(RunMarks("mail", key, run_id, 1), 5, lambda _: None)
+def keep(store: SyncStore, key: str, run_id: str, message: str, tenant: str | None = None) -> None:
+    marks = RunMarks("mail", key, run_id, 1)
+    marks.tenant = tenant
+    log = GrowingLog(marks, 5, lambda _: None)
     log.add(line_of(logging.LogRecord("shop", logging.WARNING, __file__, 1, message, (), None)))
     store.run(run_logs.make_ready())
     store.run(run_logs.write([log.taken("w1")], timedelta(days=1)))
@@ -29,7 +31,7 @@ def test_a_tenant_reads_the_logs_of_its_own_tasks_only(mongo_uri: str, database_
         assert (await server.ask("GET", LOGS, token="acme")).status_code == 404
         for tenant in ("acme", "umbra"):
             await server.ask("PUT", "/v1/tasks/mail/a", token=tenant, json={})
-            keep(store, f"{tenant}:a", f"run-{tenant[0]}", f"hello from mail:{tenant}:a")
+            keep(store, f"{tenant}:a", f"run-{tenant[0]}", f"hello from mail:{tenant}:a", tenant)
         answer = await server.ask("GET", LOGS, token="acme")
         [run] = answer.json()["runs"]
         assert (run["run_id"], run["task_id"], run["first"], run["is_over"]) == ("run-a", "mail:a", 0, False)

@@ -14,11 +14,13 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.queues import permits
 from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
 from mtask.web.access import Caller, Role
+from mtask.web.hub import place_of
 from mtask.web.page.routes.tasks import _ids, shown_token
 from tests.clients import claim, fail, server_now
 from tests.integration.stores import register
 from tests.integration.web.serving import Serving, with_server
-from tests.integration.web.test_events import following, take
+from tests.integration.web.test_events import Sent, following, take
+from tests.integration.web.test_logs import LOGS, keep
 
 TASK = "/v1/tasks/echo/a"
 BOTH = ("acme", "umbra")
@@ -291,6 +293,79 @@ def test_events_of_tenants_lie_apart_also_after_a_removal_and_a_resume(
             text = json.dumps([event.data for event in events])
             assert not any(name in text for name in BOTH)
         assert "secret" not in json.dumps([event.data for event in [*other, *resumed]])
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_id_of_a_stream_tells_a_tenant_nothing_of_others_and_leaves_no_event_out(
+    mongo_uri: str, database_name: str
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        # A stream that is open knows the last change, and with it its name and key.
+        async with following(server) as everybody:
+            await server.client.publish("payroll", key="secret", tenant="umbra")
+            [seen] = await take(everybody, 1)
+            path = "/v1/events"
+            async with server.http.stream("GET", path, headers={"Authorization": "Bearer acme"}) as answer:
+                first = (await anext(answer.aiter_lines())).removeprefix("id: ")
+            assert b"secret" in bytes.fromhex(str(seen.id).partition(".")[0])
+            assert b"payroll" not in bytes.fromhex(first.partition(".")[0])
+            assert place_of(first) < place_of(seen.id)
+            # From the id of an instant, all changes of this instant come again.
+            [own] = await resumed(server, "read", first, 1)
+            assert own == seen
+            assert (await server.ask("PUT", TASK, token="acme", json={})).is_success
+            [own] = await resumed(server, "acme", first, 1)
+            assert (own.kind, own.data["key"]) == ("published", "a")
+            assert b"payroll" not in bytes.fromhex(str(own.id).partition(".")[0])
+
+    async def resumed(server: Serving, token: str, after: str, number: int) -> list[Sent]:
+        async with following(server, token=token, after=after) as events:
+            return await take(events, number)
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key(
+    mongo_uri: str, database_name: str, store: SyncStore
+) -> None:
+    async def scenario(server: Serving) -> None:
+        await server.client.init()
+        acme = server.client.for_tenant("acme")
+        async with server.client.events() as place:
+            begin = str(place.token)
+        await server.client.publish("mail", key="acme:a")
+        run_id = await asyncio.to_thread(claim, store, "mail:acme:a")
+        await asyncio.to_thread(keep, store, "acme:a", run_id, "secret line")
+        await asyncio.to_thread(fail, store, "mail:acme:a", run_id, "secret reason", final=True)
+        await server.client.remove("mail", "acme:a")
+        seen = [("claimed", "mail:a"), ("failed", "mail:a"), ("removed", "mail:a")]
+        async with following(server, token="acme", after=begin) as events:
+            told = await take(events, 3)
+        assert [(event.kind, event.data["task_id"]) for event in told] == seen
+        assert {name for event in told for name in event.data} == {"kind", "task_id", "name", "key", "time"} | (
+            {"task_status", "token"}
+        )
+        async with acme.events(after=begin) as own:
+            one = [await own.poll(20) for _ in seen]
+        assert [event and (event.kind.value, event.reason, event.worker_id, event.run_id) for event in one] == [
+            (kind, None, None, None) for kind, _ in seen
+        ]
+
+        assert (await server.ask("GET", LOGS, token="acme")).status_code == 404
+        assert (await server.ask("PUT", "/v1/tasks/mail/a", token="acme", json={})).status_code == 201
+        assert (await server.ask("GET", LOGS, token="acme")).json() == {"runs": []}
+        await asyncio.to_thread(keep, store, "acme:a", "own", "own line", tenant="acme")
+        # A worker of an older mtask stores no tenant.
+        await asyncio.to_thread(keep, store, "acme:a", "old", "old line")
+        await asyncio.to_thread(store.database["logs"].update_one, {"_id": "old"}, {"$unset": {"tenant": 1}})
+        for is_there, runs in ((True, ["own", "old"]), (False, ["own"])):
+            if not is_there:
+                await acme.remove("mail", "a")
+            assert [run["run_id"] for run in (await server.ask("GET", LOGS, token="acme")).json()["runs"]] == runs
+            assert [log.run_id for log in await acme.logs("mail", "a")] == runs
+        assert len(await server.client.logs("mail", "acme:a")) == 3
 
     with_server(mongo_uri, database_name, scenario)
 

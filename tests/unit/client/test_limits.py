@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -52,7 +53,12 @@ def content(
 def reasons(found: PoolContent | None, of: Task | None = None, viewer: str | None = None, **limit: Any) -> list[Reason]:
     """Return the reasons of a due task in a limited queue, beside a worker with free slots."""
     limit = limit or {"concurrency": 2}
-    runs = {("a:1", "t"): Holder("w1", False, None), ("a:2", "t"): Holder("w2", True, after(-1))}
+    runs = {
+        ("a:1", "t"): Holder("w1", False, None),
+        ("a:2", "t"): Holder("w2", True, after(-1)),
+        ("a:acme:1", "t"): Holder("w1", False, None, "acme"),
+        ("a:acme:nobody", "t"): Holder("w1", False, None),
+    }
     bounds = {POOL: Bound(POOL, Limit.model_validate(limit), found, runs)}
     return waits_for(of or task(), [worker()], NOW, [control("queue", "default", limit=limit)], bounds, viewer)
 
@@ -145,15 +151,23 @@ def test_where_tenants_take_turns_the_better_tasks_are_those_of_the_next_turns()
 
 def test_tenant_that_looks_sees_no_task_of_others() -> None:
     mine = task().model_copy(update={"tenant": "acme", "key": "acme:k", "id": "a:acme:k"})
-    full = content(running=["a:beta:1", "a:acme:1"], waiting={"w1": [("a:beta:9", 9)]})
+    # Who publishes for no tenant may give a key that begins like acme's.
+    full = content(running=["a:acme:nobody", "a:acme:1"], waiting={"w1": [("a:beta:9", 9)]})
     text = " ".join(reason.message for reason in reasons(full, mine, "acme"))
-    assert "is reached: a:acme:1 and 1 more hold its permits" in text
+    assert "is reached: a:acme:1 (running in w1) and 1 more hold its permits" in text
     assert "beta" not in text
+    assert "nobody" not in text
     full = content(running=["a:beta:1", "a:beta:2"])
     assert "is reached: 2 other tasks hold its permits" in reasons(full, mine, "acme")[0].message
     kept = content(running=["a:beta:1"], waiting={"w1": [("a:beta:9", 9)]})
     assert reasons(kept, mine, "acme")[0].message.endswith("is kept for a better task, which waits in w1")
     assert "a:beta:9" in reasons(kept, mine)[0].message
+    own = content(running=["a:beta:1"], waiting={"w1": [("a:acme:9", 9)]})
+    assert "a better task: a:acme:9, which" in reasons(own, mine, "acme")[0].message
+    (waiter,) = own.asking
+    listed = [replace(each, tenant="") for each in waiter.tasks]
+    of_nobody = replace(own, waiters=[replace(waiter, tasks=listed)])
+    assert "a better task, which" in reasons(of_nobody, mine, "acme")[0].message
 
 
 def test_limits_come_before_the_workers_that_are_full() -> None:

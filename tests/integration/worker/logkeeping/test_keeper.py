@@ -162,12 +162,13 @@ def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in_order
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
-            await bench.client.publish(slow, key="1")
-            [kept] = await until(lambda: bench.client.logs("slow", "1"), message="lines of a run that goes on")
+            await bench.client.publish(slow, key="1", tenant="acme")
+            [kept] = await until(lambda: bench.client.logs("slow", "acme:1"), message="lines of a run that goes on")
             assert (messages(kept), kept.is_over) == (["before"], False)
             gate.set()
-            [kept] = await logs(bench, "slow", "1")
+            [kept] = await logs(bench, "slow", "acme:1")
             assert (messages(kept), kept.begin_time < kept.update_time) == (["before", "after"], True)
+            assert mongo[database_name]["logs"].find_one({}, {"_id": 0, "tenant": 1}) == {"tenant": "acme"}
 
     asyncio.run(scenario())
 
