@@ -6,6 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _ACCESS = "mtask/web/access.py"
 _CONTROLS = "mtask/worker/admission/controls.py"
+_FLOWS = "mtask/store/flows/publishing.py"
 _LIMITS = "mtask/worker/admission/limits.py"
 _PERMITS = "mtask/store/queues/permits.py"
 _TARGETS = "mtask/worker/admission/targets.py"
@@ -68,6 +69,12 @@ TENANT_MUTATIONS = (
         "A client of a tenant reads and changes each task whose key begins like those of the tenant.",
         (Edit("mtask/store/driver/operation.py", 'return {**matched, "tenant": tenant}', "return {**matched}"),),
         (f"{_WEB_TESTS}::test_task_of_no_tenant_is_nobodys_whatever_its_key",),
+    ),
+    Mutation(
+        "flow-into-one-of-nobody",
+        "A tenant publishes a flow into one of nobody with the same key.",
+        (Edit(_FLOWS, "hint=FLOW_INDEX).within(_LONG).for_everybody()", "hint=FLOW_INDEX).within(_LONG)"),),
+        (f"{_CLIENT_TESTS}::test_flow_of_a_tenant_leaves_tasks_of_nobody_alone_and_says_so",),
     ),
     Mutation(
         "token-names-another-tenant",

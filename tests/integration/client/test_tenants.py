@@ -12,14 +12,15 @@ import pytest
 
 from mtask import App, AsyncClient, Client, Context, Flow, Next, TaskSpec
 from mtask.app.family import Child
-from mtask.errors import InvalidFlow, InvalidInput, InvalidKey, TaskNotFound, WorkersTooOld
+from mtask.errors import FlowConflict, InvalidFlow, InvalidInput, InvalidKey, TaskNotFound, WorkersTooOld
 from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import settling
 from mtask.store.layout import setup
 from mtask.store.lists import counting, listing, small
 from mtask.store.lists.counting import Count
 from mtask.store.tasks import names
 from mtask.testing.bench import Bench
-from tests.clients import KINDS, AnyClient, Kind, claim, open_client, succeed
+from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.integration.stores import register
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
@@ -28,6 +29,13 @@ from tests.mongo import until
 
 def ids(found: list[Any]) -> list[str]:
     return sorted(task.id for task in found)
+
+
+def _flow(key: str, *steps: str, tenant: str | None = None, fail_fast: bool = False) -> Flow:
+    flow = Flow(key, tenant=tenant, fail_fast=fail_fast)
+    for step in steps:
+        flow.add(step, "task")
+    return flow
 
 
 @pytest.fixture
@@ -180,6 +188,44 @@ def _same_flow(key: str, tenant: str) -> Flow:
     flow.add("one", "first")
     flow.add("two", "last", after=["one"])
     return flow
+
+
+@pytest.mark.parametrize(
+    ("of_nobody", "taken", "key_taken"),
+    [
+        pytest.param(_flow("acme:f", "one"), (), True, id="a flow with the same first step"),
+        pytest.param(_flow("acme:f", "uno"), (), True, id="a flow with another first step"),
+        pytest.param("acme:f/one", ("task:acme:f/one",), False, id="a task with the id of the first step"),
+        pytest.param("acme:f/two", ("task:acme:f/two",), False, id="a task with the id of another step"),
+    ],
+)
+def test_flow_of_a_tenant_leaves_tasks_of_nobody_alone_and_says_so(
+    mongo: Mongo, database_name: str, client: Client, of_nobody: Flow | str, taken: tuple[str, ...], key_taken: bool
+) -> None:
+    if isinstance(of_nobody, Flow):
+        client.publish_flow(of_nobody)
+    else:
+        client.publish("task", key=of_nobody)
+    stored = mongo[database_name]["tasks"]
+    before = list(stored.find())
+    acme = client.for_tenant("acme")
+    for publisher, tenant in ((acme, None), (client, "acme"), (client.bound_to("acme"), "acme")):
+        with pytest.raises(FlowConflict, match="not of the tenant 'acme'") as caught:
+            publisher.publish_flow(_flow("f", "one", "two", tenant=tenant, fail_fast=True))
+        assert caught.value.task_ids == taken
+        assert ("flow of this key" in str(caught.value)) == key_taken
+    assert list(stored.find()) == before
+
+
+def test_failure_in_a_flow_cancels_no_step_of_another_tenant(client: Client, store: SyncStore) -> None:
+    """An older mtask published flows of a tenant into those of nobody, and such flows are stored."""
+    client.publish_flow(_flow("acme:f", "one"))
+    client.publish_flow(_flow("g", "two", "three", tenant="acme", fail_fast=True))
+    store.database.tasks.update_many({"tenant": "acme"}, {"$set": {"flow.key": "acme:f"}})
+    fail(store, "task:acme:g/two", claim(store, "task:acme:g/two"), "wrong", final=True)
+    store.run(settling.settle_all(["task:acme:g/two"]))
+    assert client.get("task", "acme:g/three").status == "CANCELED"
+    assert client.get("task", "acme:f/one").status == "INIT"
 
 
 def test_schedule_publishes_for_its_tenant(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:

@@ -152,6 +152,10 @@ def test_task_of_no_tenant_is_nobodys_whatever_its_key(mongo_uri: str, database_
                 assert answer.status_code == 409, (options, answer.text)
                 assert "not of the tenant" in answer.text, (options, answer.text)
             rows = {"tasks": [{"name": "echo", "key": key} for key in ("strange", "other")]}
+            await server.client.publish("echo", "secret", key="acme:flow/two")
+            steps = [{"step": step, "name": "echo"} for step in ("one", "two")]
+            answer = await server.ask("POST", "/v1/flows", token="acme", json={"key": "flow", "steps": steps})
+            assert (answer.status_code, "not of the tenant" in answer.text) == (409, True), answer.text
             batch = (await server.ask("POST", "/v1/tasks:batch", token="acme", json=rows)).json()["tasks"]
             assert [row["created"] for row in batch] == [False, True], batch
             assert "not of the tenant" in str(batch[0]), batch
