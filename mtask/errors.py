@@ -440,15 +440,20 @@ class ScheduleError(MtaskError):
 
 
 class ScheduleExists(ScheduleError):
-    """A schedule with this id exists, and the caller asked not to change it."""
+    """A schedule with this id exists, and the caller asked not to change it.
+
+    Also raised if it exists, and is not of the tenant for which a schedule was added or declared.
+    """
 
     exit_code = 5
 
-    def __init__(self, schedule_id: str) -> None:
-        super().__init__(
-            schedule_id,
-            f"schedule {schedule_id!r} exists already. Choose another id, or keep or update it (if_exists).",
-        )
+    def __init__(self, schedule_id: str, *, is_others: bool = False, not_of: str | None = None) -> None:
+        """`is_others`: the existing schedule is not of the tenant `not_of`, or is a tenant's if that is None."""
+        what = "Choose another id, or keep or update it (if_exists)."
+        if is_others:
+            whose = "is a tenant's" if not_of is None else f"is not of the tenant {not_of!r}"
+            what = f"It {whose}. Choose another id."
+        super().__init__(schedule_id, f"schedule {schedule_id!r} exists already. {what}")
 
 
 class ScheduleNotFound(ScheduleError):

@@ -268,6 +268,9 @@ def put(definition: Definition, if_exists: IfExists, source: Source = "client") 
 
 
 def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operation[Schedule]:
+    if source == "client" and definition.fields["tenant"] is None:  # who names no tenant leaves the stored one
+        tenant = yield from schedules.tenant_of(definition.schedule_id)
+        definition = replace(definition, fields={**definition.fields, "tenant": tenant})
     sealed = replace(definition, fields=(yield from sealing.seal_schedule(definition.schedule_id, definition.fields)))
     using = yield from sealing.sealer()
 
@@ -316,18 +319,15 @@ def get(schedule_id: str) -> Operation[Schedule]:
     return schedule_of((yield from schedules.get(check_schedule_id(schedule_id))))
 
 
-def every(tenant: str | None = None) -> Operation[list[Schedule]]:
-    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them.
-
-    With a `tenant`, return only those that publish its tasks.
-    """
+def every() -> Operation[list[Schedule]]:
+    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
     found = []
     for document in (yield from schedules.every()):
         try:
             found.append(schedule_of(document))
         except SchemaMismatch as error:
             logger.warning("malformed schedule left out: %s", error)
-    return [schedule for schedule in found if tenant is None or schedule.tenant == tenant]
+    return found
 
 
 def remove(schedule_id: str) -> Operation[bool]:

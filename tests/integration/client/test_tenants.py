@@ -12,7 +12,17 @@ import pytest
 
 from mtask import App, AsyncClient, Client, Context, Flow, Next, TaskSpec
 from mtask.app.family import Child
-from mtask.errors import FlowConflict, InvalidFlow, InvalidInput, InvalidKey, TaskNotFound, WorkersTooOld
+from mtask.client.operating import scheduling
+from mtask.errors import (
+    FlowConflict,
+    InvalidFlow,
+    InvalidInput,
+    InvalidKey,
+    ScheduleExists,
+    ScheduleNotFound,
+    TaskNotFound,
+    WorkersTooOld,
+)
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import settling
 from mtask.store.layout import setup
@@ -244,6 +254,42 @@ def test_schedule_publishes_for_its_tenant(mongo_uri: str, database_name: str, m
     (task,) = acme.find()
     assert task.own_key.startswith("nightly/")
     assert (task.tenant, task.id) == ("acme", f"task:acme:{task.own_key}")
+
+
+def test_schedule_is_seen_and_changed_by_its_tenant_alone(mongo: Mongo, database_name: str, client: Client) -> None:
+    acme, beta = client.for_tenant("acme"), client.for_tenant("beta")
+    hour = timedelta(hours=1)
+    acme.add_schedule("digest", "task", hour, {"of": "acme"})
+    client.add_schedule("general", "task", hour)
+    stored = mongo[database_name]["schedules"]
+    before = list(stored.find())
+    for other, taken in ((beta, "digest"), (acme, "general")):
+        assert taken not in [found.id for found in other.schedules()]
+        for call in (other.get_schedule, other.pause_schedule, other.resume_schedule, other.next_firings):
+            with pytest.raises(ScheduleNotFound):
+                call(taken)
+        assert not other.remove_schedule(taken)
+        for if_exists in ("keep", "update", "reject"):
+            with pytest.raises(ScheduleExists, match="Choose another id"):
+                other.add_schedule(taken, "task", hour, if_exists=if_exists)
+    for schedule_id, tenant in (("digest", "beta"), ("general", "acme")):
+        with pytest.raises(ScheduleExists, match="not of the tenant"):
+            client.add_schedule(schedule_id, "task", hour, tenant=tenant)
+    assert list(stored.find()) == before
+    changed = client.add_schedule("digest", "task", 2 * hour)
+    assert (changed.tenant, str(changed.trigger)) == ("acme", "every 2h")
+    assert client.pause_schedule("digest").tenant == "acme"
+    assert acme.resume_schedule("digest").tenant == "acme"
+    assert acme.remove_schedule("digest")
+
+
+def test_declared_schedule_takes_over_none_of_a_tenant(client: Client, store: SyncStore) -> None:
+    app = App()
+    app.schedule("0 3 * * *", id="digest")(app.task(name="task")(lambda: None))
+    made = client.for_tenant("acme").add_schedule("digest", "task", timedelta(hours=1))
+    with pytest.raises(ScheduleExists, match="is a tenant's"):
+        store.run(scheduling.put(app.schedules[0], "update", "app"))
+    assert client.get_schedule("digest") == made
 
 
 def test_calls_that_gather_and_callbacks_are_of_the_tenant(client: Client) -> None:
