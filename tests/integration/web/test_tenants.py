@@ -358,6 +358,22 @@ def test_token_without_a_tenant_publishes_for_any_and_controls_them(
     with_server(mongo_uri, database_name, scenario)
 
 
+def test_schedule_over_rest_is_of_the_tenant_that_is_named_and_stays_so(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        path = "/v1/schedules/digest"
+        for given, tenant in (({"tenant": "acme"}, "acme"), ({}, "acme"), ({"tenant": "acme"}, "acme")):
+            body = {"name": "echo", "every": 60, "params": {"made": len(given)}, **given}
+            answer = await server.ask("PUT", path, json=body)
+            assert (answer.status_code, answer.json().get("tenant")) == (200, tenant), answer.text
+        other = await server.ask("PUT", path, json={"name": "echo", "every": 60, "tenant": "umbra"})
+        assert (other.status_code, "not of the tenant" in other.text) == (409, True), other.text
+        wrong = await server.ask("PUT", path, json={"name": "echo", "every": 60, "tenant": "a:b"})
+        assert (wrong.status_code, "tenant" in wrong.text) == (422, True), wrong.text
+        assert (await server.ask("GET", path)).json()["tenant"] == "acme"
+
+    with_server(mongo_uri, database_name, scenario)
+
+
 def test_tenant_is_told_that_its_task_waits_for_others_and_not_for_which(
     mongo_uri: str, database_name: str, store: SyncStore
 ) -> None:
