@@ -98,7 +98,9 @@ def _replace(former: Document, document: Document) -> Operation[bool]:
     """Replace the former document; return False if another process has changed or removed it meanwhile."""
     revision = former.get("revision")
     document["revision"] = revision + 1 if isinstance(revision, int) and 0 < revision < MAX_COUNT else 1
-    result = yield schedules("replace_one", {"_id": former["_id"], "revision": revision}, document)
+    # The first revision of each is 1: meanwhile this one may have been removed, and another tenant's added.
+    guard = {"_id": former["_id"], "revision": revision, "tenant": former.get("tenant")}
+    result = yield schedules("replace_one", guard, document)
     return bool(result.matched_count)
 
 

@@ -168,10 +168,8 @@ class ScheduleSpec:
             "task_option": dict(task.task_option),
             "lookup": task.lookup,
             "trigger": trigger.model_dump(exclude_none=True),
-            "start_time": None
-            if self.start_time is None
-            else _after_1970(whole(self.start_time, "start_time"), "start_time"),
-            "end_time": None if self.end_time is None else _after_1970(whole(self.end_time, "end_time"), "end_time"),
+            "start_time": _bound(self.start_time, "start_time"),
+            "end_time": _bound(self.end_time, "end_time"),
             "jitter_ms": _jitter_ms(self.jitter, trigger),
             "catch_up": self.catch_up,
             "catch_up_limit": self.catch_up_limit,
@@ -200,8 +198,8 @@ class Definition:
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the document to store. `former`: the stored document that it replaces, or None for a new schedule.
 
-        The next firing stays the same, unless the times of the schedule change or the schedule is resumed. A resumed one
-        fires next from now on: what it missed during the pause is not made up, also the firing of a `Once`.
+        The next firing stays the same, unless the times of the schedule change or the schedule is resumed. What
+        a resumed one missed during its pause is not made up, also the firing of a `Once`.
         """
         made: dict[str, Any] = {
             "_id": self.schedule_id,
@@ -243,6 +241,10 @@ def _checked_trigger(trigger: Cron | Every | Once) -> Cron | Every | Once:
             field="timezone",
         )
     return trigger
+
+
+def _bound(moment: datetime | None, field: str) -> datetime | None:
+    return None if moment is None else _after_1970(whole(moment, field), field)
 
 
 def _after_1970(moment: datetime, field: str) -> datetime:
@@ -327,7 +329,7 @@ def _check_end(definition: Definition, now: datetime, former: Mapping[str, Any] 
     end = definition.fields["end_time"]
     if end is not None and end < now and (former is None or former.get("end_time") != end):
         raise InvalidInput(
-            f"end_time {end} is past: the schedule would never fire. Give a later one.", field="end_time"
+            f"end_time {end} is past, so the schedule would never fire: give a later one.", field="end_time"
         )
 
 
