@@ -440,15 +440,20 @@ class ScheduleError(MtaskError):
 
 
 class ScheduleExists(ScheduleError):
-    """A schedule with this id exists, and the caller asked not to change it."""
+    """A schedule with this id exists, and the caller asked not to change it.
+
+    Also raised if it exists, and is not of the tenant for which a schedule was added or declared.
+    """
 
     exit_code = 5
 
-    def __init__(self, schedule_id: str) -> None:
-        super().__init__(
-            schedule_id,
-            f"schedule {schedule_id!r} exists already. Choose another id, or keep or update it (if_exists).",
-        )
+    def __init__(self, schedule_id: str, *, is_others: bool = False, not_of: str | None = None) -> None:
+        """`is_others`: the existing schedule is not of the tenant `not_of`, or is a tenant's if that is None."""
+        what = "Choose another id, or keep or update it (if_exists)."
+        if is_others:
+            whose = "is a tenant's" if not_of is None else f"is not of the tenant {not_of!r}"
+            what = f"It {whose}. Choose another id."
+        super().__init__(schedule_id, f"schedule {schedule_id!r} exists already. {what}")
 
 
 class ScheduleNotFound(ScheduleError):
@@ -705,12 +710,19 @@ class FlowNotFound(MtaskError):
 
 
 class FlowConflict(MtaskError):
-    """Another task has the `_id` of a step, or a flow of this key was published at the same time in another shape."""
+    """Another task has the `_id` of a step, or a flow of this key was published at the same time in another shape.
 
-    def __init__(self, key: str, task_ids: Sequence[str]) -> None:
+    Also raised if a flow of this key exists, and is not of the tenant for which the flow was published.
+    """
+
+    def __init__(self, key: str, task_ids: Sequence[str], *, not_of: str | None = None) -> None:
+        """`not_of`: the tenant of which the existing flow or tasks are not."""
+        whose = "" if not_of is None else f" and are not of the tenant {not_of!r}"
         if task_ids:
             named = ", ".join(shown(task_id) for task_id in task_ids[:5])
-            reason = f"tasks with the ids of its steps exist outside of it: {named}. Use another key"
+            reason = f"tasks with the ids of its steps exist outside of it{whose}: {named}. Use another key"
+        elif not_of is not None:
+            reason = f"a flow of this key exists, and is not of the tenant {not_of!r}. Use another key"
         else:
             reason = "another client publishes a flow of this key at the same time. Publish it again"
         super().__init__(f"flow {shown(key)} was not published: {reason}.")

@@ -981,9 +981,10 @@ class AsyncClient(AsyncConnection):
         skips a firing while the task of the last firing has not finished. With `paused`, the schedule does not fire
         until it is resumed. `queue` and the options are those of the tasks. `if_exists` decides about an existing
         schedule: "update" changes it, "keep" leaves it as it is, "reject" raises ScheduleExists. An update that does
-        not change the times keeps the next firing.
+        not change the times keeps the next firing. No update changes the tenant: a schedule of another tenant, or of
+        none, raises ScheduleExists, and a client of all that names no `tenant` keeps the stored one.
 
-        Raises subclasses of InvalidInput, or SchemaMismatch if the stored schedule is malformed.
+        Raises subclasses of InvalidInput, ScheduleExists, or SchemaMismatch if the stored schedule is malformed.
         """
         spec = scheduling.ScheduleSpec(schedule_id, task, when, params, **given)
         definition = spec.prepare(self._tenant)
@@ -996,7 +997,7 @@ class AsyncClient(AsyncConnection):
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
-        return await self._run(scheduling.every(self._owner))
+        return await self._run(scheduling.every())
 
     async def pause_schedule(self, schedule_id: str) -> Schedule:
         """Stop firing a schedule until it is resumed. Raises ScheduleNotFound."""

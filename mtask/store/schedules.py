@@ -19,7 +19,7 @@ from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, Schedule
 from mtask.model.options import MAX_COUNT
 from mtask.model.scheduling.schedules import Pending, Plan, Schedule
 from mtask.model.status import FINAL
-from mtask.store.driver.operation import Operation, command, schedules, tasks
+from mtask.store.driver.operation import Operation, command, for_everybody, schedules, tasks
 from mtask.store.layout import setup
 from mtask.store.statements import expressions as x
 from mtask.store.statements import requests
@@ -44,8 +44,11 @@ ChangedExisting = Callable[[datetime, Document], Document | None]
 
 
 def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[Document]:
-    """Store a new schedule or replace an existing one; return the stored schedule. Raises ScheduleExists."""
-    yield from setup.make_sure(["schedules"])
+    """Store a new schedule or replace an existing one; return the stored schedule. Raises ScheduleExists.
+
+    Whose a schedule is, no change alters: one of another tenant, or of nobody, stays as it is.
+    """
+    yield from for_everybody(setup.make_sure(["schedules"]))
     for _ in range(_RACES):
         now = yield from server_time()
         former: Document | None = yield schedules("find_one", {"_id": schedule_id})
@@ -55,8 +58,14 @@ def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[D
         if document is None and former is not None:
             return former
         assert document is not None
+        if former is not None:
+            _must_be_of(document.get("tenant"), former)
         if (yield from (_insert(document) if former is None else _replace(former, document))):
             return document
+        if former is None:  # a client of a tenant has not seen one that is not the tenant's
+            taken = yield schedules("find_one", {"_id": schedule_id}, {"tenant": 1}).for_everybody()
+            if taken is not None:
+                _must_be_of(document.get("tenant"), taken)
     raise OperationFailed(f"schedule {schedule_id!r} is being changed by many at once; try again")
 
 
@@ -69,6 +78,11 @@ def change(schedule_id: str, changed: ChangedExisting) -> Operation[Document]:
         return changed(now, former)
 
     return (yield from put(schedule_id, existing, must_be_new=False))
+
+
+def _must_be_of(tenant: str | None, stored: Document) -> None:
+    if stored.get("tenant") != tenant:
+        raise ScheduleExists(stored["_id"], not_of=tenant, is_others=True)
 
 
 def _insert(document: Document) -> Operation[bool]:
@@ -84,7 +98,9 @@ def _replace(former: Document, document: Document) -> Operation[bool]:
     """Replace the former document; return False if another process has changed or removed it meanwhile."""
     revision = former.get("revision")
     document["revision"] = revision + 1 if isinstance(revision, int) and 0 < revision < MAX_COUNT else 1
-    result = yield schedules("replace_one", {"_id": former["_id"], "revision": revision}, document)
+    # The first revision of each is 1: meanwhile this one may have been removed, and another tenant's added.
+    guard = {"_id": former["_id"], "revision": revision, "tenant": former.get("tenant")}
+    result = yield schedules("replace_one", guard, document)
     return bool(result.matched_count)
 
 
@@ -100,6 +116,12 @@ def get(schedule_id: str) -> Operation[Document]:
     if found is None:
         raise ScheduleNotFound(schedule_id)
     return found
+
+
+def tenant_of(schedule_id: str) -> Operation[Any]:
+    """Return the tenant of a schedule. None: it has none, or there is no such schedule."""
+    found: Document | None = yield schedules("find_one", {"_id": schedule_id}, {"tenant": 1})
+    return None if found is None else found.get("tenant")
 
 
 def every() -> Operation[list[Document]]:

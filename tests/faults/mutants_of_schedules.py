@@ -95,7 +95,7 @@ SCHEDULE_MUTATIONS = (
         "resumed-makes-up-for-its-pause",
         "A schedule that is resumed fires for the time in which it was paused.",
         (
-            Edit(_CLIENT, '{**former["schedule_state"], "next_fire_time": schedule.first_firing(now)}',
+            Edit(_CLIENT, '{**former["schedule_state"], "next_fire_time": schedule.next_firing(now)}',
                  'former["schedule_state"]'),
         ),
         (f"{_SCHEDULES_TESTS}::test_paused_resumed_removed",),

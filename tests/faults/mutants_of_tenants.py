@@ -6,7 +6,9 @@ from tests.faults.mutant import Edit, Mutation
 
 _ACCESS = "mtask/web/access.py"
 _CONTROLS = "mtask/worker/admission/controls.py"
+_FLOWS = "mtask/store/flows/publishing.py"
 _LIMITS = "mtask/worker/admission/limits.py"
+_OPERATION = "mtask/store/driver/operation.py"
 _PERMITS = "mtask/store/queues/permits.py"
 _TARGETS = "mtask/worker/admission/targets.py"
 _MEMORY = "mtask/worker/state/turns.py"
@@ -14,6 +16,7 @@ _NEXT = "mtask/app/next.py"
 _QUEUE = "mtask/worker/state/queue.py"
 _READERS = "mtask/store/streams/readers.py"
 _SCANS = "mtask/worker/discovery/turns.py"
+_SCHEDULES = "mtask/store/schedules.py"
 _SCHEMA = "mtask/store/layout/schema.py"
 _WALKS = "mtask/store/lists/walks.py"
 _TENANTS = "mtask/model/publishing/tenants.py"
@@ -66,7 +69,7 @@ TENANT_MUTATIONS = (
     Mutation(
         "key-decides-whose-a-task-is",
         "A client of a tenant reads and changes each task whose key begins like those of the tenant.",
-        (Edit("mtask/store/driver/operation.py", 'return {**matched, "tenant": tenant}', "return {**matched}"),),
+        (Edit(_OPERATION, 'return {**matched, "tenant": tenant}', "return {**matched}"),),
         (f"{_WEB_TESTS}::test_task_of_no_tenant_is_nobodys_whatever_its_key",),
     ),
     Mutation(
@@ -106,6 +109,24 @@ TENANT_MUTATIONS = (
         (
             "tests/integration/web/test_admission.py::test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it",
         ),
+    ),
+    Mutation(
+        "flow-into-one-of-nobody",
+        "A tenant publishes a flow into one of nobody with the same key.",
+        (Edit(_FLOWS, "hint=FLOW_INDEX).within(_LONG).for_everybody()", "hint=FLOW_INDEX).within(_LONG)"),),
+        (f"{_CLIENT_TESTS}::test_flow_of_a_tenant_leaves_tasks_of_nobody_alone_and_says_so",),
+    ),
+    Mutation(
+        "schedule-of-another-tenant",
+        "A client of a tenant finds and removes the schedules of others.",
+        (Edit(_OPERATION, 'call.target not in ("tasks", "schedules")', 'call.target != "tasks"'),),
+        (f"{_CLIENT_TESTS}::test_schedule_is_seen_and_changed_by_its_tenant_alone",),
+    ),
+    Mutation(
+        "declared-schedule-takes-over",
+        "A schedule that an app declares takes the place of a tenant's.",
+        (Edit(_SCHEDULES, '_must_be_of(document.get("tenant"), former)', "pass"),),
+        (f"{_CLIENT_TESTS}::test_declared_schedule_takes_over_none_of_a_tenant",),
     ),
     Mutation(
         "token-names-another-tenant",

@@ -30,6 +30,10 @@ from mtask.store.tasks.publishing import IfExists, NewTask
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
 #: A time that is earlier than the firings of any likely schedule.
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+#: No schedule begins, ends or fires earlier.
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: The names of time zones that mean what is set on a machine.
+_OF_THE_MACHINE = ("localtime", "posixrules")
 MILLISECOND = timedelta(milliseconds=1)
 logger = logging.getLogger("mtask.client")
 
@@ -156,7 +160,7 @@ class ScheduleSpec:
         task = TaskSpec(
             self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, tenant=tenant, **self.options
         ).prepare()
-        trigger = trigger_of(self.when, self.timezone)
+        trigger = _checked_trigger(trigger_of(self.when, self.timezone))
         fields: dict[str, Any] = {
             "name": task.name,
             "queue": task.queue,
@@ -164,8 +168,8 @@ class ScheduleSpec:
             "task_option": dict(task.task_option),
             "lookup": task.lookup,
             "trigger": trigger.model_dump(exclude_none=True),
-            "start_time": None if self.start_time is None else whole(self.start_time, "start_time"),
-            "end_time": None if self.end_time is None else whole(self.end_time, "end_time"),
+            "start_time": _bound(self.start_time, "start_time"),
+            "end_time": _bound(self.end_time, "end_time"),
             "jitter_ms": _jitter_ms(self.jitter, trigger),
             "catch_up": self.catch_up,
             "catch_up_limit": self.catch_up_limit,
@@ -194,7 +198,8 @@ class Definition:
     def document(self, now: datetime, source: Source, former: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the document to store. `former`: the stored document that it replaces, or None for a new schedule.
 
-        The next firing stays the same, unless the times of the schedule change or the schedule is resumed.
+        The next firing stays the same, unless the times of the schedule change or the schedule is resumed. What
+        a resumed one missed during its pause is not made up, also the firing of a `Once`.
         """
         made: dict[str, Any] = {
             "_id": self.schedule_id,
@@ -214,14 +219,38 @@ class Definition:
                 del made[name]  # as in a task without them
         is_resumed = former is not None and former.get("paused") is True and not made["paused"]
         times = ("trigger", "start_time", "end_time")
-        if former is None or is_resumed or any(made[name] != former.get(name) for name in times):
+        if former is None or any(made[name] != former.get(name) for name in times):
             made["schedule_state"]["next_fire_time"] = Schedule.model_validate(made).first_firing(now)
+        elif is_resumed:
+            made["schedule_state"]["next_fire_time"] = Schedule.model_validate(made).next_firing(now)
         return made
 
     def _is_paused(self, former: Mapping[str, Any] | None) -> bool:
         if self.paused is not None:
             return self.paused
         return former is not None and bool(former.get("paused"))
+
+
+def _checked_trigger(trigger: Cron | Every | Once) -> Cron | Every | Once:
+    """Return the trigger if a new schedule may have it; raise InvalidInput. Stored ones are read as they are."""
+    if isinstance(trigger, Once):
+        _after_1970(trigger.time, "when")
+    if isinstance(trigger, Cron) and trigger.timezone in _OF_THE_MACHINE:
+        raise InvalidInput(
+            f"timezone {trigger.timezone!r} differs from machine to machine: use a name such as 'Europe/Berlin'.",
+            field="timezone",
+        )
+    return trigger
+
+
+def _bound(moment: datetime | None, field: str) -> datetime | None:
+    return None if moment is None else _after_1970(whole(moment, field), field)
+
+
+def _after_1970(moment: datetime, field: str) -> datetime:
+    if moment < _EPOCH:
+        raise InvalidInput(f"{field} {moment} lies before 1970: give a later instant.", field=field)
+    return moment
 
 
 def _checked(definition: Definition) -> None:
@@ -268,6 +297,9 @@ def put(definition: Definition, if_exists: IfExists, source: Source = "client") 
 
 
 def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operation[Schedule]:
+    if source == "client" and definition.fields["tenant"] is None:  # who names no tenant leaves the stored one
+        tenant = yield from schedules.tenant_of(definition.schedule_id)
+        definition = replace(definition, fields={**definition.fields, "tenant": tenant})
     sealed = replace(definition, fields=(yield from sealing.seal_schedule(definition.schedule_id, definition.fields)))
     using = yield from sealing.sealer()
 
@@ -285,10 +317,20 @@ def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operati
             is_same &= former.get("sealed") == sealed.fields.get("sealed")
             if is_same and former.get("source") == source:
                 return None
+        if source == "client":  # what an app declares may have ended since: that must not keep it from starting
+            _check_end(definition, now, former)
         return sealed.document(now, source, former)
 
     stored = yield from schedules.put(definition.schedule_id, changed, must_be_new=if_exists == "reject")
     return schedule_of(stored)
+
+
+def _check_end(definition: Definition, now: datetime, former: Mapping[str, Any] | None) -> None:
+    end = definition.fields["end_time"]
+    if end is not None and end < now and (former is None or former.get("end_time") != end):
+        raise InvalidInput(
+            f"end_time {end} is past, so the schedule would never fire: give a later one.", field="end_time"
+        )
 
 
 def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
@@ -301,7 +343,7 @@ def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
             return None
         made = {**former, "paused": paused, "update_time": now}
         if not paused:
-            made["schedule_state"] = {**former["schedule_state"], "next_fire_time": schedule.first_firing(now)}
+            made["schedule_state"] = {**former["schedule_state"], "next_fire_time": schedule.next_firing(now)}
         return made
 
     return _changed(checked, changed)
@@ -316,18 +358,15 @@ def get(schedule_id: str) -> Operation[Schedule]:
     return schedule_of((yield from schedules.get(check_schedule_id(schedule_id))))
 
 
-def every(tenant: str | None = None) -> Operation[list[Schedule]]:
-    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them.
-
-    With a `tenant`, return only those that publish its tasks.
-    """
+def every() -> Operation[list[Schedule]]:
+    """Return all schedules, sorted by id. Malformed schedules are left out, and the log warns of them."""
     found = []
     for document in (yield from schedules.every()):
         try:
             found.append(schedule_of(document))
         except SchemaMismatch as error:
             logger.warning("malformed schedule left out: %s", error)
-    return [schedule for schedule in found if tenant is None or schedule.tenant == tenant]
+    return found
 
 
 def remove(schedule_id: str) -> Operation[bool]:

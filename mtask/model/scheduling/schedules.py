@@ -119,7 +119,7 @@ class Schedule(BaseModel):
         return found
 
     def first_firing(self, now: datetime) -> datetime | None:
-        """Return the first firing of a schedule that is created, changed or resumed at `now`.
+        """Return the first firing of a schedule that is created at `now`, or whose times are changed then.
 
         The firing of a `Once` may lie before `now`.
         """

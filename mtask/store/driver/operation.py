@@ -80,9 +80,10 @@ def for_everybody(operation: Operation[T]) -> Operation[T]:
 
 
 def owned(operation: Operation[T], tenant: str) -> Operation[T]:
-    """Keep an operation to the tasks of one tenant: each call on tasks gets the tenant as a condition.
+    """Keep an operation to the tasks and schedules of one tenant: each call on them gets the tenant as a condition.
 
-    The key alone does not tell whose a task is: who publishes for no tenant may give any key.
+    The key alone does not tell whose a task is: who publishes for no tenant may give any key. And the id of a schedule
+    does not name its tenant.
     """
     return _changed(operation, lambda call: _owned(call, tenant))
 
@@ -97,18 +98,19 @@ _BY_FILTER = frozenset(
         "count_documents",
         "update_one",
         "update_many",
+        "replace_one",
         "delete_one",
         "delete_many",
     }
 )
 #: What is inserted says its tenant itself, also by an upsert, which leaves alone a task that exists. And the server
 #: estimates the number of all tasks only.
-_UNFILTERED = frozenset({"insert_new", "insert_many", "upserted", "estimated_document_count"})
+_UNFILTERED = frozenset({"insert_new", "insert_one", "insert_many", "upserted", "estimated_document_count"})
 
 
 def _owned(call: Call, tenant: str) -> Call:
     is_insert = call.method in _UNFILTERED or call.kwargs.get("upsert")
-    if call.target != "tasks" or call.is_for_everybody or is_insert:
+    if call.target not in ("tasks", "schedules") or call.is_for_everybody or is_insert:
         return call
     first, *rest = call.args
     if call.method in _BY_FILTER:
@@ -122,7 +124,7 @@ def _owned(call: Call, tenant: str) -> Call:
         else:
             stages = [{"$match": {"tenant": tenant}}, *first]
         return replace(call, args=(stages, *rest))
-    raise NotImplementedError(f"{call.method} on tasks has no place for the condition of a tenant")
+    raise NotImplementedError(f"{call.method} on {call.target} has no place for the condition of a tenant")
 
 
 def _of_tenant(matched: Mapping[str, Any], tenant: str) -> dict[str, Any]:

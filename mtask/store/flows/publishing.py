@@ -68,15 +68,21 @@ def publish(flow: NewFlow) -> Operation[PublishedFlow]:
     Raises FlowConflict or WorkersTooOld.
     """
     task_ids = [step.task.task_id for step in flow.steps]
-    found = yield tasks("find", {"flow.key": flow.key}, _SHAPE, hint=FLOW_INDEX).within(_LONG)
+    # Also what is not of the tenant takes a key or an id. Whoever publishes for no tenant may give any.
+    found = yield tasks("find", {"flow.key": flow.key}, _SHAPE, hint=FLOW_INDEX).within(_LONG).for_everybody()
+    tenant = flow.head.task.tenant
+    if tenant is not None and any(document.get("tenant") != tenant for document in found):
+        raise FlowConflict(flow.key, [], not_of=tenant)
     if found:
         return PublishedFlow(flow.key, task_ids, created=False, differs=_shape_of(found) != _shape(flow))
     old = yield from workers.without_flows(_EXAMPLES)
     if old:
         raise WorkersTooOld(old)
-    taken = yield tasks("find", {"_id": {"$in": task_ids}}, {"_id": 1}, limit=_EXAMPLES).within(_LONG)
+    by_id = tasks("find", {"_id": {"$in": task_ids}}, {"tenant": 1}, limit=_EXAMPLES).within(_LONG)
+    taken = yield by_id.for_everybody()
     if taken:
-        raise FlowConflict(flow.key, [document["_id"] for document in taken])
+        are_own = tenant is None or all(document.get("tenant") == tenant for document in taken)
+        raise FlowConflict(flow.key, [document["_id"] for document in taken], not_of=None if are_own else tenant)
     sealed = yield from sealing.seal_tasks([step.task for step in flow.steps])
     steps = [replace(step, task=task) for step, task in zip(flow.steps, sealed, strict=True)]
     flow = replace(flow, steps=steps)
@@ -91,8 +97,8 @@ def publish(flow: NewFlow) -> Operation[PublishedFlow]:
     return PublishedFlow(flow.key, task_ids, created=True)
 
 
-#: The fields by which two shapes of a flow are compared.
-_SHAPE = {"flow.after": 1, "flow.on_failed": 1, "flow.ancestors": 1}
+#: The fields by which two shapes of a flow are compared, and whose the flow is.
+_SHAPE = {"tenant": 1, "flow.after": 1, "flow.on_failed": 1, "flow.ancestors": 1}
 _Shape = dict[str, tuple[frozenset[str], str]]
 
 
@@ -144,6 +150,8 @@ def _insert_head(flow: NewFlow, watches: _Watches) -> Operation[datetime]:
         made = yield update
     except DuplicateKey as error:  # a flow of this key, in another shape, has just been published
         raise FlowConflict(flow.key, []) from error
+    if made.get("flow", {}).get("head") != flow.key:  # an upsert leaves a task alone that exists
+        raise FlowConflict(flow.key, [head.task.task_id])
     now: datetime = made["task_state"]["create_time"]
     return now
 

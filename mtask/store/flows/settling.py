@@ -29,6 +29,7 @@ from mtask.store.statements.derive import Pipeline
 Document = dict[str, Any]
 _logger = SureLogger("mtask.store")
 _VIEW = {
+    "tenant": 1,
     "task_state.status": 1,
     "owed_since": 1,
     "owed_tasks": 1,
@@ -124,7 +125,7 @@ def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
     yield from _note_strangers([documents[position] for position in present], parents)
     ended: list[str] = []
     for key in sorted(filter(None, {text_of(row, "key") for row in rows if part_of(row).get("fail_fast")})):
-        failed = yield tasks("find_one", flows.failed_fast(key), {"flow.key": 1}, hint=FLOW_INDEX)
+        failed = yield tasks("find_one", flows.failed_fast(key), {"tenant": 1, "flow.key": 1}, hint=FLOW_INDEX)
         if failed is not None:
             ended += yield from _fail_fast(failed)
     yield tasks("update_many", parents, owing.take_out(list(owed_tasks)), hint="_id_")
@@ -178,12 +179,15 @@ def _reopen(rows: Sequence[Document]) -> Operation[list[str]]:
 
 
 def _fail_fast(failed: Document) -> Operation[list[str]]:
-    """Cancel the open tasks of the flow, until a pass changes none; return the tasks that ended."""
+    """Cancel the open tasks of the flow, until a pass changes none; return the tasks that ended.
+
+    Tasks of another tenant stay: an older mtask published flows of a tenant into those of nobody.
+    """
     task_id, key = failed["_id"], text_of(failed, "key")
     if key is None:
         return []  # a malformed document is in no flow
     # The failed task itself may be open again: its own failure must not cancel the retry.
-    matched = {**flows.open_in_flow(key), "_id": {"$ne": task_id}}
+    matched = {**flows.open_in_flow(key), "_id": {"$ne": task_id}, "tenant": {"$eq": failed.get("tenant")}}
     ended: list[str] = []
     for _ in range(2 * MAX_STEPS // BATCH):
         ids = [document["_id"] for document in (yield from newest(matched, {"_id": 1}, FLOW_INDEX))]

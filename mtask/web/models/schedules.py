@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.web.models.common import Body, Instant, OpenAnswer, Params
 from mtask.web.models.publishing import IfExists
-from mtask.web.schemas import CatchUpLimit, Jitter, Lookup, Name, Options, Text, says
+from mtask.web.schemas import CatchUpLimit, Jitter, Lookup, Name, Options, Tenant, Text, says
 
 
 def _without(*names: str) -> dict[str, Any]:
@@ -52,6 +52,8 @@ class PutSchedule(Body):
     queue: Text | None = None
     lookup: Lookup | None = None
     options: Options = Field(default_factory=dict)
+    #: Whose tasks it publishes. Left out: a schedule that exists keeps its tenant.
+    tenant: Tenant | None = None
     if_exists: IfExists = "update"
 
 

@@ -32,7 +32,16 @@ from mtask.web.models.operating import (
 )
 from mtask.web.models.schedules import PutSchedule, ScheduleEntry, ScheduleList
 from mtask.web.paths import NameSegment, ScheduleId, Segment, Tenant
-from mtask.web.routes.common import UNCONFIRMED, TheClient, TheCounts, checked_options, given_instant, router
+from mtask.web.routes.common import (
+    UNCONFIRMED,
+    TheCaller,
+    TheClient,
+    TheCounts,
+    checked_options,
+    given_instant,
+    router,
+    tenant_of,
+)
 from mtask.web.schemas import INSTANT, IntentText
 
 routes = router("operating")
@@ -255,9 +264,9 @@ async def get_schedule(
 
 
 @routes.put("/v1/schedules/{schedule_id}", response_model=ScheduleEntry, openapi_extra=_OPERATE)
-async def put_schedule(schedule_id: ScheduleId, body: PutSchedule, client: TheClient) -> Any:
-    """Add or change a schedule."""
-    taken = ("name", "params", "cron", "every", "at", "options", "if_exists")
+async def put_schedule(schedule_id: ScheduleId, body: PutSchedule, client: TheClient, caller: TheCaller) -> Any:
+    """Add or change a schedule. Its tenant stays."""
+    taken = ("name", "params", "cron", "every", "at", "options", "tenant", "if_exists")
     given = {name: getattr(body, name) for name in type(body).model_fields if name not in taken}
     made = await client.add_schedule(
         schedule_id,
@@ -265,6 +274,7 @@ async def put_schedule(schedule_id: ScheduleId, body: PutSchedule, client: TheCl
         _when(body),
         body.params,
         if_exists=body.if_exists,
+        tenant=tenant_of(body.tenant, caller),
         **given,
         **checked_options(body.options),
     )

@@ -12,15 +12,27 @@ import pytest
 
 from mtask import App, AsyncClient, Client, Context, Flow, Next, TaskSpec
 from mtask.app.family import Child
-from mtask.errors import InvalidFlow, InvalidInput, InvalidKey, TaskExists, TaskNotFound, WorkersTooOld
+from mtask.client.operating import scheduling
+from mtask.errors import (
+    FlowConflict,
+    InvalidFlow,
+    InvalidInput,
+    InvalidKey,
+    ScheduleExists,
+    ScheduleNotFound,
+    TaskExists,
+    TaskNotFound,
+    WorkersTooOld,
+)
 from mtask.store.driver.stores import SyncStore
+from mtask.store.flows import settling
 from mtask.store.layout import setup
 from mtask.store.lists import counting, listing, small
 from mtask.store.lists.counting import Count
 from mtask.store.tasks import names
 from mtask.store.tasks.publishing import Published
 from mtask.testing.bench import Bench
-from tests.clients import KINDS, AnyClient, Kind, claim, open_client, succeed
+from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.integration.stores import register
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
@@ -29,6 +41,13 @@ from tests.mongo import until
 
 def ids(found: list[Any]) -> list[str]:
     return sorted(task.id for task in found)
+
+
+def _flow(key: str, *steps: str, tenant: str | None = None, fail_fast: bool = False) -> Flow:
+    flow = Flow(key, tenant=tenant, fail_fast=fail_fast)
+    for step in steps:
+        flow.add(step, "task")
+    return flow
 
 
 @pytest.fixture
@@ -183,6 +202,44 @@ def _same_flow(key: str, tenant: str) -> Flow:
     return flow
 
 
+@pytest.mark.parametrize(
+    ("of_nobody", "taken", "key_taken"),
+    [
+        pytest.param(_flow("acme:f", "one"), (), True, id="a flow with the same first step"),
+        pytest.param(_flow("acme:f", "uno"), (), True, id="a flow with another first step"),
+        pytest.param("acme:f/one", ("task:acme:f/one",), False, id="a task with the id of the first step"),
+        pytest.param("acme:f/two", ("task:acme:f/two",), False, id="a task with the id of another step"),
+    ],
+)
+def test_flow_of_a_tenant_leaves_tasks_of_nobody_alone_and_says_so(
+    mongo: Mongo, database_name: str, client: Client, of_nobody: Flow | str, taken: tuple[str, ...], key_taken: bool
+) -> None:
+    if isinstance(of_nobody, Flow):
+        client.publish_flow(of_nobody)
+    else:
+        client.publish("task", key=of_nobody)
+    stored = mongo[database_name]["tasks"]
+    before = list(stored.find())
+    acme = client.for_tenant("acme")
+    for publisher, tenant in ((acme, None), (client, "acme"), (client.bound_to("acme"), "acme")):
+        with pytest.raises(FlowConflict, match="not of the tenant 'acme'") as caught:
+            publisher.publish_flow(_flow("f", "one", "two", tenant=tenant, fail_fast=True))
+        assert caught.value.task_ids == taken
+        assert ("flow of this key" in str(caught.value)) == key_taken
+    assert list(stored.find()) == before
+
+
+def test_failure_in_a_flow_cancels_no_step_of_another_tenant(client: Client, store: SyncStore) -> None:
+    """An older mtask published flows of a tenant into those of nobody, and such flows are stored."""
+    client.publish_flow(_flow("acme:f", "one"))
+    client.publish_flow(_flow("g", "two", "three", tenant="acme", fail_fast=True))
+    store.database.tasks.update_many({"tenant": "acme"}, {"$set": {"flow.key": "acme:f"}})
+    fail(store, "task:acme:g/two", claim(store, "task:acme:g/two"), "wrong", final=True)
+    store.run(settling.settle_all(["task:acme:g/two"]))
+    assert client.get("task", "acme:g/three").status == "CANCELED"
+    assert client.get("task", "acme:f/one").status == "INIT"
+
+
 def test_schedule_publishes_for_its_tenant(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
     app = App()
     app.task(name="task")(lambda: None)
@@ -199,6 +256,42 @@ def test_schedule_publishes_for_its_tenant(mongo_uri: str, database_name: str, m
     (task,) = acme.find()
     assert task.own_key.startswith("nightly/")
     assert (task.tenant, task.id) == ("acme", f"task:acme:{task.own_key}")
+
+
+def test_schedule_is_seen_and_changed_by_its_tenant_alone(mongo: Mongo, database_name: str, client: Client) -> None:
+    acme, beta = client.for_tenant("acme"), client.for_tenant("beta")
+    hour = timedelta(hours=1)
+    acme.add_schedule("digest", "task", hour, {"of": "acme"})
+    client.add_schedule("general", "task", hour)
+    stored = mongo[database_name]["schedules"]
+    before = list(stored.find())
+    for other, taken in ((beta, "digest"), (acme, "general")):
+        assert taken not in [found.id for found in other.schedules()]
+        for call in (other.get_schedule, other.pause_schedule, other.resume_schedule, other.next_firings):
+            with pytest.raises(ScheduleNotFound):
+                call(taken)
+        assert not other.remove_schedule(taken)
+        for if_exists in ("keep", "update", "reject"):
+            with pytest.raises(ScheduleExists, match="Choose another id"):
+                other.add_schedule(taken, "task", hour, if_exists=if_exists)
+    for schedule_id, tenant in (("digest", "beta"), ("general", "acme")):
+        with pytest.raises(ScheduleExists, match="not of the tenant"):
+            client.add_schedule(schedule_id, "task", hour, tenant=tenant)
+    assert list(stored.find()) == before
+    changed = client.add_schedule("digest", "task", 2 * hour)
+    assert (changed.tenant, str(changed.trigger)) == ("acme", "every 2h")
+    assert client.pause_schedule("digest").tenant == "acme"
+    assert acme.resume_schedule("digest").tenant == "acme"
+    assert acme.remove_schedule("digest")
+
+
+def test_declared_schedule_takes_over_none_of_a_tenant(client: Client, store: SyncStore) -> None:
+    app = App()
+    app.schedule("0 3 * * *", id="digest")(app.task(name="task")(lambda: None))
+    made = client.for_tenant("acme").add_schedule("digest", "task", timedelta(hours=1))
+    with pytest.raises(ScheduleExists, match="is a tenant's"):
+        store.run(scheduling.put(app.schedules[0], "update", "app"))
+    assert client.get_schedule("digest") == made
 
 
 def test_calls_that_gather_and_callbacks_are_of_the_tenant(client: Client) -> None:

@@ -154,6 +154,10 @@ def test_task_of_no_tenant_is_nobodys_whatever_its_key(mongo_uri: str, database_
                 assert answer.status_code == 409, (options, answer.text)
                 assert "not of the tenant" in answer.text, (options, answer.text)
             rows = {"tasks": [{"name": "echo", "key": key} for key in ("strange", "other")]}
+            await server.client.publish("echo", "secret", key="acme:flow/two")
+            steps = [{"step": step, "name": "echo"} for step in ("one", "two")]
+            answer = await server.ask("POST", "/v1/flows", token="acme", json={"key": "flow", "steps": steps})
+            assert (answer.status_code, "not of the tenant" in answer.text) == (409, True), answer.text
             batch = (await server.ask("POST", "/v1/tasks:batch", token="acme", json=rows)).json()["tasks"]
             assert [row["created"] for row in batch] == [False, True], batch
             assert "not of the tenant" in str(batch[0]), batch
@@ -425,6 +429,22 @@ def test_token_without_a_tenant_publishes_for_any_and_controls_them(
         waits = (await server.ask("GET", "/v1/tasks/echo/acme%3Aa/position")).json()["reasons"]
         assert any("the tenant 'acme' is paused" in reason["message"] for reason in waits)
         assert (await server.ask("PUT", "/v1/tenants/a%3Ab/limit", json={})).status_code == 422
+
+    with_server(mongo_uri, database_name, scenario)
+
+
+def test_schedule_over_rest_is_of_the_tenant_that_is_named_and_stays_so(mongo_uri: str, database_name: str) -> None:
+    async def scenario(server: Serving) -> None:
+        path = "/v1/schedules/digest"
+        for given, tenant in (({"tenant": "acme"}, "acme"), ({}, "acme"), ({"tenant": "acme"}, "acme")):
+            body = {"name": "echo", "every": 60, "params": {"made": len(given)}, **given}
+            answer = await server.ask("PUT", path, json=body)
+            assert (answer.status_code, answer.json().get("tenant")) == (200, tenant), answer.text
+        other = await server.ask("PUT", path, json={"name": "echo", "every": 60, "tenant": "umbra"})
+        assert (other.status_code, "not of the tenant" in other.text) == (409, True), other.text
+        wrong = await server.ask("PUT", path, json={"name": "echo", "every": 60, "tenant": "a:b"})
+        assert (wrong.status_code, "tenant" in wrong.text) == (422, True), wrong.text
+        assert (await server.ask("GET", path)).json()["tenant"] == "acme"
 
     with_server(mongo_uri, database_name, scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,8 @@ from mtask import App, Client, Cron
 from mtask.client.operating import scheduling
 from mtask.errors import HandlerError, InvalidInput, ScheduleExists, ScheduleNotFound, SchemaMismatch
 from mtask.logs import FIELDS
-from mtask.model.scheduling.schedules import GRACE, Pending, plan
+from mtask.model.scheduling.schedules import GRACE, Pending, Schedule, plan
+from mtask.model.scheduling.triggers import Once
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.schedules import Firing
@@ -26,10 +28,19 @@ from tests.mongo import until
 EVERY_SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 LATER = datetime(2099, 1, 1, tzinfo=UTC)
+BEFORE_1970 = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 def now_of(client: Client) -> datetime:
     return client.server_time()
+
+
+def resumed_by_an_update(client: Client, schedule_id: str, when: datetime) -> Schedule:
+    return client.add_schedule(schedule_id, "report", when, paused=False)
+
+
+def resumed(client: Client, schedule_id: str, _: datetime) -> Schedule:
+    return client.resume_schedule(schedule_id)
 
 
 # --- stored, changed, paused ----------------------------------------------------------------------------------
@@ -53,6 +64,36 @@ def test_added_once_and_changed_without_losing_its_place(client: Client, store: 
     moved = client.add_schedule("nightly", "report", "0 4 * * *", {"kind": "costs"}, timezone="Europe/Berlin")
     assert moved.schedule_state.next_fire_time == moved.next_firing(moved.update_time)
     assert [schedule.id for schedule in client.schedules()] == ["nightly"]
+
+
+@pytest.mark.parametrize("resume", [resumed, resumed_by_an_update])
+def test_resume_does_not_make_up_for_the_only_firing(
+    client: Client, resume: Callable[[Client, str, datetime], Schedule]
+) -> None:
+    past = now_of(client) - HOUR
+    past = past.replace(microsecond=past.microsecond // 1000 * 1000)
+    for schedule_id, when, following in (("past", past, None), ("later", LATER, LATER)):
+        client.add_schedule(schedule_id, "report", when, paused=True)
+        assert resume(client, schedule_id, when).schedule_state.next_fire_time == following
+    unpaused = client.add_schedule("at once", "report", past)
+    assert unpaused.schedule_state.next_fire_time == past
+
+
+def test_end_that_is_past_is_refused_unless_it_is_stored_or_declared(client: Client, store: SyncStore) -> None:
+    past = now_of(client) - HOUR
+    with pytest.raises(InvalidInput, match=r"end_time .* is past"):
+        client.add_schedule("s", "report", HOUR, end_time=past)
+    client.add_schedule("s", "report", HOUR)
+    with pytest.raises(InvalidInput, match=r"end_time .* is past"):
+        client.add_schedule("s", "report", HOUR, end_time=past)
+    assert client.get_schedule("s").end_time is None
+    store.database.schedules.update_one({"_id": "s"}, {"$set": {"end_time": past}})
+    assert client.add_schedule("s", "report", HOUR, "changed", end_time=past).params == "changed"
+
+    app = App()
+    app.schedule(HOUR, id="declared", end_time=past)(app.task(name="report")(lambda: None))
+    declared = store.run(scheduling.put(app.schedules[0], "update", "app"))
+    assert declared.schedule_state.next_fire_time is None
 
 
 def test_what_becomes_of_one_that_exists(client: Client) -> None:
@@ -98,6 +139,12 @@ def test_paused_resumed_removed(client: Client, store: SyncStore) -> None:
         ({"when": HOUR, "catch_up_limit": 0}, "catch_up_limit"),
         ({"when": HOUR, "overlap": "maybe"}, "overlap"),
         ({"when": HOUR, "start_time": LATER, "end_time": LATER - HOUR}, "after end_time"),
+        ({"when": BEFORE_1970}, "when 1969-12-31 23:59:59.* lies before 1970"),
+        ({"when": Once(time=BEFORE_1970)}, "when 1969-12-31 23:59:59.* lies before 1970"),
+        ({"when": HOUR, "start_time": BEFORE_1970}, "start_time 1969-12-31 23:59:59.* lies before 1970"),
+        ({"when": HOUR, "end_time": BEFORE_1970}, "end_time 1969-12-31 23:59:59.* lies before 1970"),
+        ({"when": "0 3 * * *", "timezone": "localtime"}, "'localtime' differs from machine to machine"),
+        ({"when": Cron(hour="3", timezone="localtime")}, "'localtime' differs from machine to machine"),
         ({"when": HOUR, "start_time": "tomorrow"}, "aware datetime"),
         ({"when": HOUR, "prioritty": 3}, "did you mean 'priority'"),
         ({"when": HOUR, "params": {"x": object()}}, "cannot be stored"),
