@@ -130,8 +130,16 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Without the shield, a cancellation could come between the write of the SUCCESS and the commit.
-        await asyncio.shield(self._transactions.end(self._run, self._session, error))
+        # Without the shield, a cancellation could come between the write of the SUCCESS and the commit. The handler
+        # goes on when it is known whether that has come: else its run could end as failed beside the SUCCESS.
+        ending = asyncio.ensure_future(self._transactions.end(self._run, self._session, error))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait([ending])
+            if not ending.cancelled():
+                ending.exception()  # asyncio would log one that nobody takes
+            raise
 
     def __enter__(self) -> SyncSession:
         self._session = self._transactions.begin_sync(self._run)
@@ -300,7 +308,8 @@ class Context:
     def set_result(self, result: Any) -> None:
         """Set what the handler returns: a value, or a Next. What it returns afterwards is ignored.
 
-        Call this inside of `context.transaction()`. Then the value, or the next task, is part of the commit.
+        Call this inside of `context.transaction()`. Then the value, or the next task, is part of the commit. A value
+        may also be set after the commit, unless one was set before it. Raises RuntimeError if it comes too late.
         """
         self._run.set_result(result)
 

@@ -187,7 +187,7 @@ class Child:
         if run.succeeded_in_transaction:
             done["late"], done["lost"] = late_value(run, called)
         else:
-            is_known = isinstance(raised, LeaseLost | RunCanceled)
+            is_known = issubclass(type(raised), LeaseLost | RunCanceled)  # `isinstance` would ask what was raised
             done["raised"] = None if raised is None else name_of(raised) if is_known else "other"
             done["error_type"] = None if raised is None else name_of(raised, is_qualified=True)
             outcome, size = self._successes.concluded(run, called.returned, raised)

@@ -15,7 +15,7 @@ from mtask.store.encryption.sealer import RETURNS
 from mtask.store.tasks import returning
 from mtask.worker.log import fields, logger, told
 from mtask.worker.running.caller import Called
-from mtask.worker.running.outcomes import ExecutorDied, checked, name_of
+from mtask.worker.running.outcomes import ExecutorDied, checked, describe, name_of
 from mtask.worker.state.held_run import HeldRun
 from mtask.worker.state.timing import Backoff
 
@@ -70,7 +70,19 @@ class LateReturns:
 
 
 def late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
-    """Return the value that a handler returned after its transaction had committed, and why it cannot be stored."""
+    """Return the value that a handler returned after its transaction had committed, and why it cannot be stored.
+
+    To read it runs code of the app. Whatever that raises, the value is lost.
+    """
+    try:
+        return _late_value(run, called)
+    except BaseException as error:
+        reason = f"what the handler returned or raised cannot be read: {describe(error)}"
+        _say_lost(run, reason)
+        return None, reason
+
+
+def _late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
     if called.lost is not None:
         return None, called.lost
     if called.raised is not None:
@@ -82,13 +94,14 @@ def late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
         is_dead = isinstance(called.raised, ExecutorDied)
         what = f"executor {called.raised}," if is_dead else f"the handler raised {name_of(called.raised)}"
         return None, f"{what} after its transaction had committed"
-    if run.has_result:
-        return None, None
-    if isinstance(called.returned, Next):
+    if run.has_result and not run.owes_value:
+        return None, None  # the result is in the commit
+    returned = run.result if run.has_result else called.returned
+    if isinstance(returned, Next):
         reason = "Next came after the transaction had committed: call context.set_result(Next(...)) in the block"
         logger.error(reason, extra=fields(task=run.task_id, run=run.run_id))
         return None, reason
-    value, _, refused = checked(called.returned)
+    value, _, refused = checked(returned)
     if refused:
         logger.error(refused, extra=fields(task=run.task_id, run=run.run_id))
     return value, refused

@@ -143,13 +143,13 @@ class Runner:
         if run.is_finishing or run.succeeded_in_transaction:
             return None, 0  # the run was handed back already, or its transaction wrote its SUCCESS
         reason = run.end_reason
-        if reason in SILENT or (reason is None and isinstance(called.raised, LeaseLost)):
+        if reason in SILENT or (reason is None and _is(called.raised, LeaseLost)):
             return None, 0  # the run belongs to another worker, or no longer exists
         if reason is EndReason.WORKER_STOP and called.raised is None:
             reason = None  # the handler returned in time
         if reason is None and monotonic() > run.deadline:
             reason = EndReason.RUN_TIMEOUT  # the loop was blocked, and the timer has not fired
-        if reason is None and isinstance(called.raised, RunCanceled):
+        if reason is None and _is(called.raised, RunCanceled):
             reason = EndReason.CANCELED  # the handler has learned of it before the pinger
         if reason is not None:
             return ended(run, reason), 0
@@ -247,3 +247,8 @@ class Runner:
         if run.run_id in self._ledger.running and not run.is_finishing and not run.is_over:
             run.note_end()
             self._finisher.submit(run, ended(run, EndReason.RUN_TIMEOUT))
+
+
+def _is(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Whether an exception is of this kind. `isinstance` would ask it, and code of the app may raise then."""
+    return issubclass(type(error), kind)

@@ -309,6 +309,8 @@ class HeldRun:
 
     def set_result(self, result: Any) -> None:
         """Keep what the handler returns. It stands for what the handler returns in the end."""
+        if self.succeeded_in_transaction and not self.owes_value:
+            raise RuntimeError("the transaction has committed without this result: call set_result in its block")
         self.result, self.has_result = result, True
 
     def report(self, progress: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from mtask.store.flows import settling
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, returning, transactions
 from mtask.worker.discovery.janitors import silence
+from mtask.worker.running.transactions import RunTransactions
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, Document, until
 
@@ -41,6 +42,14 @@ class Gate:
         if self.error is not None:
             raise self.error
         return self.value
+
+
+class Unreadable:
+    """Stands for another object, as those of frameworks do, and cannot tell for which."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("outside of its application")
 
 
 def gated(gate: Gate) -> App:
@@ -176,8 +185,9 @@ def test_dependents_callbacks_and_the_next_task_wait_for_the_value(
         (object(), None, "cannot be stored as BSON"),
         (Next("read"), None, "Next came after the transaction had committed"),
         ("x" * 17_000_000, None, "too large"),
+        (Unreadable(), None, "cannot be read: RuntimeError: outside of its application"),
     ],
-    ids=["raises", "unstorable", "next", "too-large"],
+    ids=["raises", "unstorable", "next", "too-large", "unreadable"],
 )
 def test_what_comes_after_the_commit_and_cannot_be_stored_is_told_to_be_lost(
     mongo_uri: str, database_name: str, mongo: Client, value: Any, error: BaseException | None, reason: str
@@ -355,6 +365,69 @@ def test_value_of_a_handler_that_did_not_learn_of_its_commit_is_told_to_be_lost(
             await until(lambda: "owed_since" not in bench.document("go:k"))
 
     asyncio.run(scenario())
+
+
+def test_handler_that_is_cancelled_while_it_commits_goes_on_when_that_is_over(
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, goes_on = App(), asyncio.Event()
+    end = RunTransactions.end
+
+    async def slow(*given: Any) -> None:
+        await goes_on.wait()
+        await end(*given)
+
+    @app.task
+    async def go(context: Context) -> str:
+        own = asyncio.current_task()
+        assert own is not None
+        async with context.transaction():
+            asyncio.get_running_loop().call_soon(own.cancel)
+        return "the value"
+
+    monkeypatch.setattr(RunTransactions, "end", slow)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            await bench.client.publish("go", key="k", max_unexpected_retries=0)
+            await until(lambda: any(task.cancelling() for task in asyncio.all_tasks()))
+            goes_on.set()
+            with pytest.raises(ResultLost, match="CancelledError after its transaction had committed"):
+                await bench.client.result("go", "k", timeout=10)
+
+    asyncio.run(scenario())
+
+
+def test_result_that_is_set_after_the_commit_is_stored_and_a_second_one_is_refused(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    app, refused = App(), list[str]()
+
+    @app.task
+    async def late(context: Context) -> str:
+        async with context.transaction():
+            pass
+        context.set_result("set")
+        return "returned"
+
+    @app.task
+    async def twice(context: Context) -> None:
+        async with context.transaction():
+            context.set_result("in the block")
+        try:
+            context.set_result("too late")
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            for name, value in (("late", "set"), ("twice", "in the block")):
+                await bench.client.publish(name, key="k")
+                assert await bench.client.result(name, "k", timeout=20) == value
+
+    asyncio.run(scenario())
+    assert len(refused) == 1
+    assert "call set_result in its block" in refused[0]
 
 
 def registered(worker_id: str, timeout: timedelta) -> workers.Registration:
