@@ -46,9 +46,9 @@ FLOW_REQUEST_MUTATIONS = (
     ),
     Mutation(
         "retry-flow-tells-nobody",
-        "A retry of a flow opens steps and does not settle that, so a step that another process ended stays ended.",
+        "A retry of a flow opens steps and does not settle that, so a step whose dependency has just ended waits.",
         (Edit(_OPERATING, "    yield from settling.settle_all(steps)\n", ""),),
-        (f"{_TEST}::test_retry_of_a_flow_holds_when_another_settles_between_its_batches",),
+        (f"{_TEST}::test_dependency_that_ends_while_a_step_is_retried_releases_it",),
     ),
     Mutation(
         "retry-beside-an-open-dependency",
