@@ -46,9 +46,21 @@ FLOW_REQUEST_MUTATIONS = (
     ),
     Mutation(
         "retry-flow-tells-nobody",
-        "A retry of a flow opens steps and does not settle that, so a step that another process ended stays ended.",
-        (Edit(_OPERATING, "    yield from settling.settle_all(ids)\n    return", "    return"),),
-        (f"{_TEST}::test_retry_of_a_flow_holds_when_another_settles_between_its_batches",),
+        "A retry of a flow opens steps and does not settle that, so a step whose dependency has just ended waits.",
+        (Edit(_OPERATING, "    yield from settling.settle_all(steps)\n", ""),),
+        (f"{_TEST}::test_dependency_that_ends_while_a_step_is_retried_releases_it",),
+    ),
+    Mutation(
+        "retry-beside-an-open-dependency",
+        "A step that is retried or rerun starts beside a dependency that runs again.",
+        (Edit(_OPERATING, "if any(is_open.get(each) for each in ids)}", "if False}"),),
+        (f"{_TEST}::test_step_that_runs_again_waits_for_a_dependency_that_runs_now",),
+    ),
+    Mutation(
+        "retry-beside-what-a-dependency-has-added",
+        "A step that is retried waits for its dependency, and not for the tasks that this has added to the flow.",
+        (Edit("mtask/store/flows/looking.py", "[one, *below.get(task_id, ())]", "[one]"),),
+        (f"{_TEST}::test_step_that_runs_again_waits_for_what_its_dependency_has_added",),
     ),
     Mutation(
         "flow-has-ended-before-ends-are-told",

@@ -346,14 +346,14 @@ def run_again(
 def _run_again(
     task_id: str, given: Sequence[Any], also: filters.Filter | None, *, everything: bool
 ) -> Operation[queries.Document]:
-    yield from flow_operating.check_dependencies(task_id)
+    waits = yield from flow_operating.check_dependencies(task_id)
     new = [NewParams(params) for params in given]
     if new and (yield from sealing.sealer()) is not None:
         # The data key is that of the queue in which the task is now, or that of its tenant.
         document = yield from queries.get(task_id)
         new = [(yield from sealing.seal_params((yield from _readable(document)), given[0]))]
         also = {**(also or {}), "queue": document["queue"], "lookup": document.get("lookup")}
-    return (yield from queries.run_again(task_id, everything=everything, params=new, also=also))
+    return (yield from queries.run_again(task_id, everything=everything, waits=waits, params=new, also=also))
 
 
 def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task]:

@@ -84,6 +84,14 @@ def awaited_at(task_ids: Sequence[str], moment: Timestamp) -> Operation[dict[str
     return {row["_id"]: _parsed(row) for row in rows}
 
 
+def open_by_id(task_ids: Sequence[str]) -> Operation[dict[str, bool]]:
+    """Return whether these tasks, or descendants of them, are open. Tasks that are not there are left out."""
+    rows, moment = yield from at_one_moment(filters.by_ids, task_ids, flows.awaited_view())
+    found = {row["_id"]: _parsed(row) for row in rows}
+    below = yield from _descendants([task_id for task_id, one in found.items() if one.has_children], moment)
+    return {task_id: any(map(rules.is_open, [one, *below.get(task_id, ())])) for task_id, one in found.items()}
+
+
 def _descendants(parents: Sequence[str], moment: Timestamp) -> Operation[dict[str, list[Awaited]]]:
     """Read the descendants of each of these tasks as they were at that moment.
 

@@ -6,14 +6,14 @@ then ends by the user's cancel, and not because a dependency was canceled a mome
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mtask.errors import DependencyMissing
 from mtask.model.documents import MAX_STEPS
 from mtask.store.driver.operation import Operation, tasks
-from mtask.store.flows import reading, settling
+from mtask.store.flows import looking, reading, settling
 from mtask.store.flows.changing import change
 from mtask.store.flows.looking import BATCH, part_of, texts
 from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
@@ -103,34 +103,33 @@ def _own(canceled: Sequence[str], among: filters.Filter | None = None) -> Operat
 def retry(key: str) -> Operation[ChangedFlow]:
     """Open all FAIL and CANCELED steps of a flow again; raise FlowNotFound."""
     yield from reading.must_exist(key)
-    failed, steps, gone = yield from _failed(key, {})
-    for task_id, dependencies in gone.items():
+    failed = yield from _failed(key, {})
+    for task_id, dependencies in failed.gone.items():
         raise DependencyMissing(task_id, dependencies)
-    ids = yield from _reopen(failed, steps)
+    ids = yield from _reopen(failed)
     return (yield from _changed(key, dict.fromkeys(ids)))
 
 
-def check_dependencies(task_id: str) -> Operation[None]:
-    """Raise DependencyMissing if a dependency of the task is not there any more."""
+def check_dependencies(task_id: str) -> Operation[bool]:
+    """Return whether a dependency of the task is open; raise DependencyMissing if one is not there any more."""
     rows = yield tasks("find", {"_id": task_id, "flow.after.0": {"$exists": True}}, _RETRIED, hint="_id_")
-    gone = yield from _gone(rows)
+    gone, waiting = yield from _gone_and_waiting(rows)
     if gone:
         raise DependencyMissing(task_id, gone[task_id])
+    return task_id in waiting
 
 
-def _gone(rows: Sequence[Mapping[str, Any]]) -> Operation[dict[str, list[str]]]:
-    """Return the dependencies of these steps that are not there any more, by step. Steps that lack none are left out.
+def _gone_and_waiting(rows: Sequence[Mapping[str, Any]]) -> Operation[tuple[dict[str, list[str]], set[str]]]:
+    """Return the dependencies of these steps that are not there any more, by step, and the steps with an open one.
 
-    Without their results, a step would do its work on less than it was meant to.
+    Steps that lack none are left out. Without the results of its dependencies, a step would do its work on less than it
+    was meant to.
     """
     after = {row["_id"]: texts(part_of(dict(row)).get("after")) for row in rows}
-    wanted = sorted({task_id for ids in after.values() for task_id in ids} - {*after})
-    there = {*after}
-    for start in range(0, len(wanted), BATCH):
-        found = yield tasks("find", filters.by_ids(wanted[start : start + BATCH]), _ID, hint="_id_")
-        there |= {row["_id"] for row in found}
-    gone = {task_id: [each for each in ids if each not in there] for task_id, ids in after.items()}
-    return {task_id: ids for task_id, ids in gone.items() if ids}
+    is_open = yield from looking.open_by_id(sorted({task_id for ids in after.values() for task_id in ids}))
+    gone = {task_id: [each for each in ids if each not in is_open] for task_id, ids in after.items()}
+    waiting = {task_id for task_id, ids in after.items() if any(is_open.get(each) for each in ids)}
+    return {task_id: ids for task_id, ids in gone.items() if ids}, waiting
 
 
 def retry_steps(key: str, among: filters.Filter) -> Operation[list[str]]:
@@ -138,42 +137,53 @@ def retry_steps(key: str, among: filters.Filter) -> Operation[list[str]]:
 
     Those stay that lack a dependency.
     """
-    failed, steps, gone = yield from _failed(key, among)
-    return (yield from _reopen(failed, {task_id: part for task_id, part in steps.items() if task_id not in gone}))
+    return (yield from _reopen((yield from _failed(key, among))))
 
 
-def _failed(key: str, among: filters.Filter) -> Operation[tuple[filters.Filter, _Parts, dict[str, list[str]]]]:
-    """Return what matches the FAIL and CANCELED steps among these, their parts of the flow, and what they lack."""
-    failed = {"$and": [{"flow.key": key, **flows.failed_steps()}, *([among] if among else [])]}
-    rows = yield tasks("find", failed, _RETRIED, hint=FLOW_INDEX)
-    gone = yield from _gone(rows)
-    return failed, {row["_id"]: part_of(row) for row in rows}, gone
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The FAIL and CANCELED steps among these of a flow."""
+
+    matched: filters.Filter
+    parts: _Parts
+    gone: Mapping[str, Sequence[str]]  #: the dependencies that are not there any more, by step
+    waiting: Collection[str]  #: the steps with an open dependency
 
 
-def _reopen(failed: filters.Filter, steps: _Parts) -> Operation[list[str]]:
-    """Open these steps of a flow again; return their ids.
+def _failed(key: str, among: filters.Filter) -> Operation[_Failed]:
+    matched = {"$and": [{"flow.key": key, **flows.failed_steps()}, *([among] if among else [])]}
+    rows = yield tasks("find", matched, _RETRIED, hint=FLOW_INDEX)
+    gone, waiting = yield from _gone_and_waiting(rows)
+    return _Failed(matched, {row["_id"]: part_of(row) for row in rows}, gone, waiting)
 
-    A step whose dependency is opened, too, waits for it again. A clean-up is opened after its dependencies: while they
-    are failed, whoever decides on it releases it. Of the others, the order does not matter: if another process ends a
-    step again because its dependency is still to be opened, then the settling of that dependency opens the step.
+
+def _reopen(failed: _Failed) -> Operation[list[str]]:
+    """Open these steps of a flow again, but those that lack a dependency; return their ids.
+
+    A step whose dependency is open, or is opened, too, waits for it again. A clean-up is opened after its dependencies:
+    while they are failed, whoever decides on it releases it. Of the others, the order does not matter: if another
+    process ends a step again because its dependency is still to be opened, then the settling of that dependency opens
+    the step.
     """
+    steps = {task_id: part for task_id, part in failed.parts.items() if task_id not in failed.gone}
     opened = {*steps}.union(*(texts(part.get("ancestors")) for part in steps.values()))
     awaited = {task_id: opened & {*texts(part.get("after"))} for task_id, part in steps.items()}
     late = {task_id for task_id, part in steps.items() if awaited[task_id] and part.get("on_failed") == "run"}
-    at_once = [task_id for task_id in steps if not awaited[task_id]]
-    yield from _open(failed, at_once, requests.run_again(everything=False))
-    yield from _open(failed, [task_id for task_id in steps if awaited[task_id] and task_id not in late], _WAIT_AGAIN)
+    again = {task_id for task_id in steps if awaited[task_id] or task_id in failed.waiting}
+    at_once = [task_id for task_id in steps if task_id not in again]
+    yield from _open(failed.matched, at_once, requests.run_again(everything=False))
+    yield from _open(failed.matched, [*(again - late)], _WAIT_AGAIN)
     while late:
         now = [task_id for task_id in late if not awaited[task_id] & late] or [*late]  # a circle is malformed
-        yield from _open(failed, now, _WAIT_AGAIN)
+        yield from _open(failed.matched, now, _WAIT_AGAIN)
         late -= {*now}
     yield from settling.settle_all(steps)
     return [*steps]
 
 
-def _open(failed: filters.Filter, task_ids: Sequence[str], pipeline: Pipeline) -> Operation[None]:
+def _open(matched: filters.Filter, task_ids: Sequence[str], pipeline: Pipeline) -> Operation[None]:
     for start in range(0, len(task_ids), BATCH):
-        yield from change({**filters.by_ids(task_ids[start : start + BATCH]), **failed}, pipeline)
+        yield from change({**filters.by_ids(task_ids[start : start + BATCH]), **matched}, pipeline)
 
 
 def _change_all(matched: filters.Filter, pipeline: Pipeline, order: list[tuple[str, int]]) -> Operation[list[str]]:

@@ -272,8 +272,8 @@ def reopen(now: x.Expression = x.NOW) -> Pipeline:
 
 
 def hold_again(now: x.Expression = x.NOW) -> Pipeline:
-    """Open a step again whose dependency is opened, too: it is WAITING again, also if it was released before."""
-    return [{"$set": {"flow": x.without(x.FLOW, "release_time")}}, *reopen(now)]
+    """Open a step again whose dependency is open, too: it is WAITING again, also if it was released before."""
+    return requests.run_again(everything=False, waits=True, now=now)
 
 
 def fail_fast(culprit: str, now: x.Expression = x.NOW) -> Pipeline:

@@ -5,7 +5,7 @@ A pipeline that changes an existing task closes lapsed runs, makes its one chang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtask.model.documents import MAX_FORMER_BYTES, MAX_FORMER_PARAMS, SCHEMA_VERSION
@@ -134,7 +134,11 @@ def _without_holder(condition: x.Expression) -> x.Expression:
     A step without a holder was ended or opened again by a user: no change of another step revives it. A task of no flow
     gets no field.
     """
-    return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, "held_by"), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
+    return _without(["held_by"], condition)
+
+
+def _without(names: Sequence[str], condition: x.Expression) -> x.Expression:
+    return {"$cond": [{"$and": [x.FLOW, condition]}, x.without(x.FLOW, *names), {"$ifNull": [x.FLOW, "$$REMOVE"]}]}
 
 
 class NewParams(NamedTuple):
@@ -183,10 +187,11 @@ def change_params(new: NewParams, now: x.Expression = x.NOW) -> Pipeline:
     ]
 
 
-def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
+def run_again(*, everything: bool, waits: bool = False, now: x.Expression = x.NOW) -> Pipeline:
     """Open a finished task for a new round.
 
-    Failed, timed-out and canceled runs become past. Successes become past only with `everything`.
+    Failed, timed-out and canceled runs become past. Successes become past only with `everything`. With `waits`, a step
+    of a flow is WAITING again, also if it was released before.
 
     A finished task can still have live runs if concurrent_worker_cnt was lowered. These runs belong to the new round.
     """
@@ -200,7 +205,7 @@ def run_again(*, everything: bool, now: x.Expression = x.NOW) -> Pipeline:
                 "task_state.failed_cnt": 0,
                 "task_state.cancel_requested": False,
                 "task_state.status": TaskStatus.INIT.value,
-                "flow": _without_holder(True),
+                "flow": _without(["held_by", *(["release_time"] if waits else [])], True),
             }
         },
         {"$set": {"task_state.worker_states": trimmed()}},

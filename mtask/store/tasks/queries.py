@@ -143,17 +143,19 @@ def run_again(
     task_id: str,
     *,
     everything: bool,
+    waits: bool = False,
     params: Sequence[requests.NewParams] = (),
     also: filters.Filter | None = None,
 ) -> Operation[Document]:
     """Open a finished task for a new round; return the task.
 
-    Without `everything`, the task must be FAIL or CANCELED. `params` holds the new params, or nothing. `also` is
+    Without `everything`, the task must be FAIL or CANCELED. With `waits`, a step of a flow waits for its dependencies
+    again, and whoever settles the change decides on it. `params` holds the new params, or nothing. `also` is
     a further condition on the task. If it does not hold, raise TaskNotFinished.
     """
     allowed = FINAL_STATUSES if everything else FINAL_STATUSES - {TaskStatus.SUCCESS}
     guard = {**filters.final(task_id, allowed), **(also or {})}
-    pipeline = requests.run_again(everything=everything)
+    pipeline = requests.run_again(everything=everything, waits=waits)
     for given in params:
         pipeline = [*requests.change_params(given), *pipeline]
     document: Document | None = yield tasks(

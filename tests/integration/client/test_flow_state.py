@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from mtask import Client, Flow, WaitTimeout
-from mtask.client.asking import flow_requests
+from mtask.client.asking import flow_requests, requests
 from mtask.client.asking.requests import WaitPolicy
 from mtask.errors import DependencyFailed, DependencyMissing, FlowNotFound, FlowWaitTimeout, InvalidInput, TaskRunning
+from mtask.model.options import TaskOption
 from mtask.model.status import FINAL_STATUSES
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import operating, reading, settling
+from mtask.store.flows import children, operating, reading, settling
 from mtask.store.flows import retention as flow_retention
+from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import queries, retention
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
@@ -490,6 +492,72 @@ def test_bulk_retry_of_a_flow_lets_its_clean_up_wait_again(client: AnyClient, st
     done = client.run_bulk(client.plan_bulk("retry", key_prefix="f/").plan)
     assert (done.done_cnt, done.left_cnt) == (4, 0)
     assert statuses(client) == {"a": "INIT", "b": "WAITING", "c": "WAITING", "clean": "WAITING"}
+
+
+@pytest.mark.parametrize("how", ["retry", "rerun", "retry_flow", "bulk"])
+def test_step_that_runs_again_waits_for_a_dependency_that_runs_now(
+    client: AnyClient, store: SyncStore, how: str
+) -> None:
+    published(client)
+    end(store, "a")
+    end(store, "b")
+    end(store, "c", fails=True)
+    end(store, "clean", fails=how != "rerun")
+    client.rerun(NAME, "f/b")
+    run_id = claim(store, task_id("b"))
+    if how == "retry_flow":
+        client.retry_flow("f")
+    elif how == "bulk":
+        client.run_bulk(client.plan_bulk("retry", key_prefix="f/").plan)
+    else:
+        for step in ("c", "clean"):
+            assert getattr(client, how)(NAME, f"f/{step}").status == "WAITING"
+    assert statuses(client) == {"a": "SUCCESS", "b": "RUNNING", "c": "WAITING", "clean": "WAITING"}
+    fail(store, task_id("b"), run_id)
+    store.run(settling.settle_all([task_id("b")]))
+    assert statuses(client) == {"a": "SUCCESS", "b": "FAIL", "c": "CANCELED", "clean": "INIT"}
+
+
+def test_step_that_runs_again_waits_for_what_its_dependency_has_added(store: SyncStore, reader: Client) -> None:
+    published(reader)
+    end(store, "a")
+    end(store, "b")
+    for step in ("c", "clean"):
+        end(store, step, fails=True)
+    reader.rerun(NAME, "f/b")
+    run_id = claim(store, task_id("b"))
+    part = {"key": "f", "step": "child", "after": [], "on_failed": "cancel", "ancestors": [task_id("b")]}
+    fixed = {"_id": task_id("child"), "name": NAME, "key": "f/child", "queue": "default", "params": None}
+    child = OwedTask({**fixed, "task_option": TaskOption().stored(), "flow": part})
+    store.run(children.add(task_id("b"), run_id, [child], lambda: True))
+    succeed(store, task_id("b"), run_id)
+    store.run(settling.settle_all([task_id("b")]))
+    assert reader.retry(NAME, "f/c").status == "WAITING"
+    reader.retry_flow("f")
+    open_now = {"child": "INIT", "c": "WAITING", "clean": "WAITING"}
+    assert statuses(reader) == {"a": "SUCCESS", "b": "SUCCESS", **open_now}
+    end(store, "child")
+    assert {statuses(reader)[step] for step in ("c", "clean")} == {"INIT"}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_dependency_that_ends_while_a_step_is_retried_releases_it(
+    store: SyncStore, reader: Client, whole: bool
+) -> None:
+    """It ends after the call has read it as open, and before the step waits for it."""
+    published(reader)
+    end(store, "a")
+    end(store, "b")
+    end(store, "c", fails=True)
+    end(store, "clean")
+    reader.rerun(NAME, "f/b")
+    again = operating.retry("f") if whole else requests.run_again(NAME, task_id("c"), everything=False)
+    for call in each_sent(store, again):
+        read_b = call.method == "command" and task_id("b") in str(call)
+        if read_b and statuses(reader)["b"] == "INIT":
+            assert statuses(reader)["c"] == "FAIL"
+            end(store, "b")
+    assert statuses(reader) == {"a": "SUCCESS", "b": "SUCCESS", "c": "INIT", "clean": "SUCCESS"}
 
 
 def test_retry_of_one_step_names_the_dependency_that_failed(client: AnyClient, store: SyncStore) -> None:
