@@ -7,9 +7,12 @@ import faulthandler
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import typer
@@ -21,6 +24,7 @@ from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
 from mtask.settings import Settings, read_settings, read_systemd
 from mtask.store.driver import connect
+from mtask.worker import aside
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import fields, logger, start_logging
@@ -37,6 +41,11 @@ _MAX_TIMEOUT = 86_400
 #: The number of new objects between two garbage collections. Python's default, 700, costs a tenth of a busy worker's
 #: time.
 _GC_THRESHOLD = 10_000
+#: The threads that the event loop may have beside one for each handler: the driver looks host names up there. asyncio
+#: would have fewer than there are handlers.
+_MORE_THREADS = 32
+#: The time that idle threads have to end, in seconds.
+_THREADS_GRACE = 1.0
 
 #: The settings that differ between the processes of a supervisor.
 _OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"}) | VARIABLES
@@ -60,7 +69,7 @@ def start(given: Mapping[str, Any], *, is_supervised: bool = False) -> None:
         end_with_parent()
     worker = Worker(loaded, options)
     with _metrics(settings, worker):
-        _serve(worker)
+        _serve(worker, options.concurrency)
 
 
 def _check_metrics(settings: Settings) -> None:
@@ -193,13 +202,29 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
     return Supervisor(commands, with_uri(environment, options.uri), options.service).run()
 
 
-def _serve(worker: Worker) -> None:
+def _serve(worker: Worker, concurrency: int) -> None:
     # The watchdog of systemd ends a process with SIGABRT. Then the log shows what each thread was doing.
     with suppress(RuntimeError, OSError):  # a process may have no such stream
         faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
-        run_job(runner.get_loop(), worker.run())
-        if worker.has_stuck_threads:
+        loop, threads = runner.get_loop(), ThreadPoolExecutor(concurrency + _MORE_THREADS, "asyncio")
+        loop.set_default_executor(threads)
+        run_job(loop, worker.run())
+        # What still runs in the loop's own threads is a call of a handler. The end of the loop would wait for it.
+        threads.shutdown(wait=False, cancel_futures=True)
+        aside.close()
+        if worker.has_stuck_threads or _are_threads_left():
             exit_now()  # the worker has handed back the runs in those threads
+
+
+def _are_threads_left() -> bool:
+    """Whether a thread goes on for which Python would wait at its exit. Idle threads of pools have time to end."""
+    until = monotonic() + _THREADS_GRACE
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, until - monotonic()))
+            if thread.is_alive():
+                return True
+    return False
