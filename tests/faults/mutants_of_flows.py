@@ -167,7 +167,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "fail-fast-cancels-the-retry",
         "A slow settler cancels the step that failed, although it was retried meanwhile.",
-        (Edit(_SETTLING, ', "_id": {"$ne": task_id}}', "}"),),
+        (Edit(_SETTLING, ', "_id": {"$ne": task_id}, ', ", "),),
         (f"{_TESTS}::test_a_slow_fail_fast_does_not_cancel_the_retry",),
     ),
     Mutation(

@@ -26,7 +26,7 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "changed-whatever-the-revision",
         "Who changes a schedule while it fires takes the firing back.",
-        (Edit(_STORE, '{"_id": former["_id"], "revision": revision}', '{"_id": former["_id"]}'),),
+        (Edit(_STORE, '"_id": former["_id"], "revision": revision, ', '"_id": former["_id"], '),),
         (f"{_SCHEDULES_TESTS}::test_a_change_beside_a_firing_does_not_take_it_back",),
     ),
     Mutation(
