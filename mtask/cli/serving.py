@@ -24,7 +24,6 @@ from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
 from mtask.settings import Settings, read_settings, read_systemd
 from mtask.store.driver import connect
-from mtask.worker import aside
 from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import fields, logger, start_logging
@@ -41,9 +40,6 @@ _MAX_TIMEOUT = 86_400
 #: The number of new objects between two garbage collections. Python's default, 700, costs a tenth of a busy worker's
 #: time.
 _GC_THRESHOLD = 10_000
-#: The threads that the event loop may have beside one for each handler: the driver looks host names up there. asyncio
-#: would have fewer than there are handlers.
-_MORE_THREADS = 32
 #: The time that idle threads have to end, in seconds.
 _THREADS_GRACE = 1.0
 
@@ -69,7 +65,7 @@ def start(given: Mapping[str, Any], *, is_supervised: bool = False) -> None:
         end_with_parent()
     worker = Worker(loaded, options)
     with _metrics(settings, worker):
-        _serve(worker, options.concurrency)
+        _serve(worker)
 
 
 def _check_metrics(settings: Settings) -> None:
@@ -202,19 +198,18 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
     return Supervisor(commands, with_uri(environment, options.uri), options.service).run()
 
 
-def _serve(worker: Worker, concurrency: int) -> None:
+def _serve(worker: Worker) -> None:
     # The watchdog of systemd ends a process with SIGABRT. Then the log shows what each thread was doing.
     with suppress(RuntimeError, OSError):  # a process may have no such stream
         faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
-        loop, threads = runner.get_loop(), ThreadPoolExecutor(concurrency + _MORE_THREADS, "asyncio")
+        loop, threads = runner.get_loop(), ThreadPoolExecutor(thread_name_prefix="asyncio")
         loop.set_default_executor(threads)
         run_job(loop, worker.run())
         # What still runs in the loop's own threads is a call of a handler. The end of the loop would wait for it.
         threads.shutdown(wait=False, cancel_futures=True)
-        aside.close()
         if worker.has_stuck_threads or _are_threads_left():
             exit_now()  # the worker has handed back the runs in those threads
 
