@@ -258,7 +258,9 @@ class HeldRun:
         """Return what the lines of its log tell of it."""
         if self.marks is None:
             self.marks = RunMarks(self.name, self.key, self.run_id, self.attempt, self.queue)
-            self.marks.tenant = self.task.tenant
+            document = self._document
+            # The task is not made for this.
+            self.marks.tenant = self.task.tenant if document is None else document.get("tenant")
             if self.sealer is not None:
                 self.marks.sealed = self.task.sealed
         return self.marks
