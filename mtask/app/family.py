@@ -228,8 +228,8 @@ class Results:
     """The results for which a task has waited: pairs of a step and the value that its handler returned.
 
     These are the results of the task's dependencies, and of their children. Tasks that did not succeed are left out.
-    A result that is lost raises ResultLost.
-    For a task as which another one went on, it is the result of that task, under its name instead of a step.
+    For a task as which another one went on, it is the result of that task, under its name instead of a step. A result
+    that is lost raises ResultLost.
 
     The results are read page by page: `async for step, value in context.results()`, or `for` in a sync handler. All of
     them as a mapping: `await context.results()`, or `dict(context.results())` in a sync handler.

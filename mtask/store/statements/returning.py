@@ -24,6 +24,11 @@ def returned(task_id: str, run_id: str) -> Filter:
     return {"_id": task_id, RUNS: {"$elemMatch": run}}
 
 
+def owing(task_id: str, run_id: str) -> Filter:
+    """Match the task if this run still owes its value."""
+    return {"_id": task_id, RUNS: {"$elemMatch": {"run_id": run_id, "returns_owed_by": {"$exists": True}}}}
+
+
 def owed(task_ids: Sequence[str], incarnations: Sequence[str]) -> Filter:
     """Match these tasks if handlers in these workers owe values of them."""
     return {**by_ids(task_ids), OWES_VALUE: {"$in": list(incarnations)}}
@@ -35,9 +40,8 @@ def store(run_id: str, returns: Any) -> Pipeline:
 
 
 def lose(run_id: str, reason: str) -> Pipeline:
-    """Say why the value of a run is not stored. A run that owes none stays as it is."""
-    is_it = {"$and": [{"$eq": ["$$run.run_id", x.literal(run_id)]}, "$$run.returns_owed_by"]}
-    return _settle(is_it, {"returns_lost": x.literal(reason)})
+    """Say why the value of a run is not stored."""
+    return _settle({"$eq": ["$$run.run_id", x.literal(run_id)]}, {"returns_lost": x.literal(reason)})
 
 
 def lose_all(incarnations: Sequence[str], reason: str) -> Pipeline:

@@ -26,9 +26,10 @@ def store(task_id: str, run_id: str, returns: Any) -> Operation[bool]:
     return bool(stored.matched_count)
 
 
-def lose(task_id: str, run_id: str, reason: str) -> Operation[None]:
-    """Say why the value of a run is not stored, if the run owes one."""
-    yield tasks("update_one", returning.returned(task_id, run_id), returning.lose(run_id, reason))
+def lose(task_id: str, run_id: str, reason: str) -> Operation[bool]:
+    """Say why the value of a run is not stored, and return True, if the run owes one."""
+    lost = yield tasks("update_one", returning.owing(task_id, run_id), returning.lose(run_id, reason))
+    return bool(lost.matched_count)
 
 
 @dataclass(frozen=True, slots=True)

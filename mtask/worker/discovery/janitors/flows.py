@@ -81,8 +81,10 @@ class FlowJanitor:
         """
         owed = await self._store.run(returning.owed())
         for run_id, (task_id, incarnation) in owed.runs.items():
-            if incarnation == self._incarnation and run_id not in self._ledger.running:
-                await self._store.run(returning.lose(task_id, run_id, returning.UNANSWERED))
+            if incarnation != self._incarnation or run_id in self._ledger.running:
+                continue
+            # The value may have come since the read. Then nothing is lost.
+            if await self._store.run(returning.lose(task_id, run_id, returning.UNANSWERED)):
                 logger.warning("value lost: its handler has ended", extra=fields(task=task_id, run=run_id))
         worker_ids = sorted({*owed.workers.values()})
         signs = await self._store.run(workers.signs_of_life(worker_ids)) if worker_ids else []
