@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
@@ -22,6 +23,32 @@ from mtask.worker.log import fields, logger
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Where the code is whose asyncio tasks handlers have not started, even if it runs in a handler's context.
 _OWN = tuple(f"{folder}{os.sep}" for folder in (*mtask.__path__, *DRIVER_FOLDERS))
+
+#: Whether a handler, or what it uses, has forked this process from one that runs handlers.
+_is_forked = False
+
+
+def end_if_forked(error: BaseException | None = None) -> None:
+    """End this process here if a handler has forked it: it must not go on as its parent does.
+
+    `error`: what the handler has raised in it. Processes of `multiprocessing` end before they come here.
+    """
+    if not _is_forked:
+        return
+    code: object = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code
+            if not isinstance(code, int):
+                sys.stderr.write(f"{code}\n")
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        for flush in (sys.stdout.flush, sys.stderr.flush):
+            with suppress(Exception):
+                flush()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
@@ -52,6 +79,8 @@ def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.former)
 
     def in_child() -> None:
+        global _is_forked
+        _is_forked = True
         signal.set_wakeup_fd(-1)  # else its signals would wake the event loop of its parent
         for number, was in former.items():
             if signal.getsignal(number) is take:  # else the app has a handler of its own

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -72,3 +74,50 @@ def in_a_thread(is_hasty: bool) -> list[Any]:
 def in_an_executor(is_hasty: bool) -> list[Any]:
     """Fork in an executor."""
     return _fork(is_hasty)
+
+
+async def _end_as(how: str) -> None:
+    """End the child of a fork."""
+    match how:
+        case "exits":
+            sys.exit(3)
+        case "raises":
+            raise ValueError(how)
+        case "waits":
+            await asyncio.sleep(0)
+
+
+@app.task
+async def forks_on_the_loop() -> list[int]:
+    """Fork processes that return, exit, raise and wait; return the codes with which they have ended."""
+    codes = []
+    for how in ("returns", "exits", "raises", "waits"):
+        if (child := os.fork()) == 0:
+            await _end_as(how)
+            return []
+        codes.append(_code_of(child))
+    return codes
+
+
+@app.task
+def forks_in_a_thread() -> list[int]:
+    """Do the same in a thread."""
+    codes = []
+    for how in ("returns", "exits", "raises"):
+        if (child := os.fork()) == 0:
+            asyncio.run(_end_as(how))
+            return []
+        codes.append(_code_of(child))
+    return codes
+
+
+def _code_of(child: int) -> int:
+    """Return the code with which this process has ended; end it if it goes on."""
+    until = time.monotonic() + 20.0
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)

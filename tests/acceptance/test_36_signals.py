@@ -38,6 +38,18 @@ def test_process_that_a_handler_forks_has_default_signals_from_its_first_instant
     assert worker.wait() == 0, "the worker itself still handles its signals"
 
 
+def test_process_that_a_handler_forks_ends_with_the_step_of_its_handler(stage: Stage) -> None:
+    worker = stage.launch("A", app=FORKING)
+    stage.wait_running(worker)
+    for where, codes in (("forks_in_a_thread", [0, 3, 1]), ("forks_on_the_loop", [0, 3, 1, 0])):
+        forked = stage.client.publish(where, key="forks", **ONCE).task_id
+        (run,) = runs_of(stage.wait_status(forked, "SUCCESS"))
+        assert run["returns"] == codes, where
+    assert "ValueError: raises" in worker.log
+    worker.terminate()
+    assert worker.wait() == 0
+
+
 @contextmanager
 def terminal(stage: Stage, *flags: str, before: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start a worker in a terminal; yield its process and the far end of the terminal, which closes it."""

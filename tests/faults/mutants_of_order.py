@@ -172,13 +172,13 @@ ORDER_MUTATIONS = (
         (
             Edit(
                 "mtask/worker/running/caller.py",
-                "        try:\n            return self._coroutine.send(value)\n        finally:\n",
+                "        try:\n            return self._step(self._coroutine.send, value)\n        finally:\n",
                 "        try:\n            pass\n        finally:\n",
             ),
             Edit(
                 "mtask/worker/running/caller.py",
                 "                self._on_begin = None\n",
-                "                self._on_begin = None\n        return self._coroutine.send(value)\n",
+                "                self._on_begin = None\n        return self._step(self._coroutine.send, value)\n",
             ),
         ),
         ("tests/unit/worker/running/test_beginnings.py::test_start_is_told_once_after_the_first_lines_of_the_handler",),

@@ -18,6 +18,7 @@ from mtask.model.handling.handlers import Handler
 from mtask.model.handling.middleware import leave, watch
 from mtask.store.statements.outcome import Outcome
 from mtask.worker.log import fields, logger
+from mtask.worker.process import end_if_forked
 from mtask.worker.running.outcomes import ended
 from mtask.worker.running.threads import ThreadCall, Threads
 from mtask.worker.state.held_run import EndReason, HeldRun
@@ -153,7 +154,7 @@ class Caller:
                 arguments[handler.context_parameter] = context
             if handler.is_async:
                 coroutine = handler.function(**arguments)
-                called.returned = await (coroutine if run.on_begin is None else Beginning(coroutine, run.on_begin))
+                called.returned = await Beginning(coroutine, run.on_begin)
             else:
                 function: Callable[[], Any] = partial(handler.function, **arguments)
                 if run.on_begin is not None:
@@ -169,19 +170,19 @@ class Beginning(Generator[Any, Any, Any]):
     """Awaits a coroutine, and tells when its first step is over.
 
     The system may take the processor away between any two lines. So what is told before the first line of the handler
-    may be too early.
+    may be too early. A process that the coroutine has forked ends after the step: the event loop is its parent's.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], on_begin: Callable[[], object]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], on_begin: Callable[[], object] | None) -> None:
         self._coroutine = coroutine
-        self._on_begin: Callable[[], object] | None = on_begin
+        self._on_begin = on_begin
 
     __await__ = Generator.__iter__
 
     def send(self, value: Any) -> Any:
         """Run the next step."""
         try:
-            return self._coroutine.send(value)
+            return self._step(self._coroutine.send, value)
         finally:
             if self._on_begin is not None:
                 self._on_begin()
@@ -189,7 +190,16 @@ class Beginning(Generator[Any, Any, Any]):
 
     def throw(self, *error: Any) -> Any:
         """Raise an exception in the coroutine."""
-        return self._coroutine.throw(*error)
+        return self._step(self._coroutine.throw, *error)
+
+    def _step(self, step: Callable[..., Any], *given: Any) -> Any:
+        try:
+            yielded = step(*given)
+        except BaseException as error:
+            end_if_forked(None if isinstance(error, StopIteration) else error)  # that is the end of a coroutine
+            raise
+        end_if_forked()
+        return yielded
 
 
 def _begun(on_begin: Callable[[], object], function: Callable[[], Any]) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from mtask.worker.log import fields, logger
+from mtask.worker.process import end_if_forked
 
 Call = Callable[[], Any]
 
@@ -38,6 +39,7 @@ class ThreadCall:
             self._returned = self._context.run(self._call)
         except BaseException as error:
             self._error = error
+        end_if_forked(self._error)
 
     def take(self) -> tuple[Any, BaseException | None]:
         """Return the result and the exception, and forget both. An exception would keep its frames in memory."""
