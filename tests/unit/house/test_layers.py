@@ -142,6 +142,7 @@ _STATE = {
     "testing/bench.py: _lock",
     "testing/bench.py: _servers",
     "testing/bench.py: _uri",
+    "worker/process.py: _is_forked",
 }
 _MUTABLE = {"ContextVar", "Counter", "ExitStack", "Lock", "defaultdict", "deque", "dict", "list", "set"}
 
