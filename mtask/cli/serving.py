@@ -40,6 +40,9 @@ _MAX_TIMEOUT = 86_400
 #: The number of new objects between two garbage collections. Python's default, 700, costs a tenth of a busy worker's
 #: time.
 _GC_THRESHOLD = 10_000
+#: The threads that the event loop may have beside one for each handler: the driver looks host names up there. asyncio
+#: would have fewer than there are handlers.
+_MORE_THREADS = 32
 #: The time that idle threads have to end, in seconds.
 _THREADS_GRACE = 1.0
 
@@ -65,7 +68,7 @@ def start(given: Mapping[str, Any], *, is_supervised: bool = False) -> None:
         end_with_parent()
     worker = Worker(loaded, options)
     with _metrics(settings, worker):
-        _serve(worker)
+        _serve(worker, options.concurrency)
 
 
 def _check_metrics(settings: Settings) -> None:
@@ -198,14 +201,14 @@ def _supervise(settings: Settings, options: WorkerOptions) -> int:
     return Supervisor(commands, with_uri(environment, options.uri), options.service).run()
 
 
-def _serve(worker: Worker) -> None:
+def _serve(worker: Worker, concurrency: int) -> None:
     # The watchdog of systemd ends a process with SIGABRT. Then the log shows what each thread was doing.
     with suppress(RuntimeError, OSError):  # a process may have no such stream
         faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
         handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
-        loop, threads = runner.get_loop(), ThreadPoolExecutor(thread_name_prefix="asyncio")
+        loop, threads = runner.get_loop(), ThreadPoolExecutor(concurrency + _MORE_THREADS, "asyncio")
         loop.set_default_executor(threads)
         run_job(loop, worker.run())
         # What still runs in the loop's own threads is a call of a handler. The end of the loop would wait for it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from mtask.store import callbacks
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.encryption.sealer import Sealer
+from mtask.worker import aside
 from mtask.worker.admission.admission import Admission
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.keys import Keys
@@ -89,7 +89,7 @@ async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Co
     finally:
         await handlers.close()
         if sealer is not None:
-            await asyncio.to_thread(sealer.vault.close)
+            await aside.to_thread(sealer.vault.close)
         await stream.close()
         await store.close()
 

@@ -15,6 +15,7 @@ from mtask.model.status import WorkerStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.encryption.vault import check_installed
 from mtask.store.layout import setup
+from mtask.worker import aside
 from mtask.worker.admission.controls import Controls
 from mtask.worker.assembly import Assembly, Parts, connections, ping_store
 from mtask.worker.leases.registrar import Registrar, heartbeat, registration
@@ -143,7 +144,7 @@ class Worker:
         name = f"mtask-worker:{self.worker_id}"
         async with AsyncExitStack() as closing:
             pings = ping_store(self._options, name)
-            closing.push_async_callback(asyncio.to_thread, pings.close)
+            closing.push_async_callback(aside.to_thread, pings.close)
             # The pinger's thread ends only after the other connections are closed. If closing them hangs, the thread
             # ends the process.
             closing.push_async_callback(self._stop_pinger)
@@ -174,7 +175,7 @@ class Worker:
 
     async def _stop_pinger(self) -> None:
         if self._parts is not None:
-            await asyncio.to_thread(self._parts.pinger.stop)
+            await aside.to_thread(self._parts.pinger.stop)
 
     async def _serve(self, parts: Parts) -> None:
         parts.pinger.start()
@@ -212,13 +213,13 @@ class Worker:
         """End each part, whatever the ends of the others raise. A thread that is left would keep the process alive."""
         async with AsyncExitStack() as ends:  # the last one is called first
             if self._pulse is not None:
-                ends.push_async_callback(asyncio.to_thread, self._pulse.stop)
+                ends.push_async_callback(aside.to_thread, self._pulse.stop)
             ends.push_async_callback(self._leave, parts)
             ends.push_async_callback(parts.recorder.end)
             ends.callback(parts.runner.close)
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
-            ends.push_async_callback(asyncio.to_thread, parts.pinger.rest)
+            ends.push_async_callback(aside.to_thread, parts.pinger.rest)
             if parts.keeper is not None:
                 ends.push_async_callback(parts.keeper.drain)
             ends.push_async_callback(self._hooks.stop)

@@ -126,7 +126,7 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "firings-computed-in-the-loop",
         "Nothing else goes on in a worker that catches up.",
-        (Edit(_SCHEDULER, "await asyncio.to_thread(self._planned_all, batch, now)", "self._planned_all(batch, now)"),),
+        (Edit(_SCHEDULER, "await aside.to_thread(self._planned_all, batch, now)", "self._planned_all(batch, now)"),),
         (f"{_MANY_TESTS}::test_catching_up_does_not_block_the_event_loop",),
     ),
     Mutation(

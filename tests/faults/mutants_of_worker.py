@@ -917,7 +917,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "client-left-open",
         "A worker that has stopped keeps connections.",
-        (Edit("mtask/worker/worker.py", "closing.push_async_callback(asyncio.to_thread, pings.close)", "pass"),),
+        (Edit("mtask/worker/worker.py", "closing.push_async_callback(aside.to_thread, pings.close)", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mtask.store.statements.filters import Filter, Shares, of_shares
+from mtask.worker import aside
 from mtask.worker.state.peers import Peers
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
@@ -36,7 +36,7 @@ class Ranks:
         if not self._peers.is_news(live):
             return False
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
-        await asyncio.to_thread(self._peers.prepare, live, self._names)
+        await aside.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
         self.version += 1
         shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []

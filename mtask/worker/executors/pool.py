@@ -13,6 +13,7 @@ from time import monotonic
 
 from mtask.model.handling.handlers import Handler
 from mtask.store.driver.stores import AsyncStore
+from mtask.worker import aside
 from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import GRACE, Executor, State
 from mtask.worker.executors.guarding import Guard
@@ -376,7 +377,7 @@ class Executors:
         await asyncio.gather(*(executor.wait_ended(GRACE) for executor in executors))
         await self._reports.wait()
         self._spawner.shutdown(wait=False)
-        await asyncio.to_thread(self._guard.stop)
+        await aside.to_thread(self._guard.stop)
 
 
 @dataclass(eq=False, slots=True)

@@ -11,6 +11,7 @@ from mtask.errors import LeaseLost, MtaskError, RunCanceled
 from mtask.model.status import RunStatus
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.tasks import sessions
+from mtask.worker import aside
 from mtask.worker.executors.channel import Message
 from mtask.worker.executors.executor import Executor
 from mtask.worker.executors.messages import follow, outcome_in, reason_in
@@ -97,7 +98,7 @@ class Reports:
     async def _pause(self, executor: Executor, run: HeldRun) -> None:
         """Send no ping for this run until `resume`, and tell the executor when none is under way any more."""
         suspension = self._pinger.suspended(run)
-        await asyncio.to_thread(suspension.__enter__)
+        await aside.to_thread(suspension.__enter__)
         if not self._is_in(run, executor) or run.run_id in self._suspensions:
             suspension.__exit__(None, None, None)
             return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.encryption.sealer import Sealer
+from mtask.worker import aside
 
 
 class HandlerStores:
@@ -52,4 +52,4 @@ class HandlerStores:
         if made_async is not None:
             await made_async.close()
         if made_sync is not None:
-            await asyncio.to_thread(made_sync.close)
+            await aside.to_thread(made_sync.close)

@@ -25,6 +25,7 @@ from mtask.store.encryption import sealing
 from mtask.store.flows import room
 from mtask.store.statements.outcome import Outcome
 from mtask.store.tasks import claims, sessions, transactions
+from mtask.worker import aside
 from mtask.worker.running.handler_stores import HandlerStores
 from mtask.worker.running.successes import Successes
 from mtask.worker.state.held_run import HeldRun
@@ -70,7 +71,7 @@ class RunTransactions:
 
         Raises LeaseLost or DatabaseError. Raises RuntimeError if the run is in a transaction already.
         """
-        suspending = asyncio.ensure_future(asyncio.to_thread(self._suspend, run))
+        suspending = asyncio.ensure_future(aside.to_thread(self._suspend, run))
         try:
             await asyncio.shield(suspending)
         except asyncio.CancelledError:

@@ -28,6 +28,7 @@ from mtask.model.scheduling.schedules import MAX_ID_BYTES, Pending, Plan, Schedu
 from mtask.store import schedules
 from mtask.store.driver.stores import AsyncStore
 from mtask.store.schedules import Firing, PageEnd
+from mtask.worker import aside
 from mtask.worker.state.meter import Meter
 from mtask.worker.state.timing import wake_or_wait
 
@@ -153,7 +154,7 @@ class Scheduler:
                 break
             due: list[Schedule] = []
             # The documents are parsed in a thread, so that the event loop is not blocked.
-            for schedule in await asyncio.to_thread(self._parsed, coming.documents):
+            for schedule in await aside.to_thread(self._parsed, coming.documents):
                 left = self._seconds_left(schedule, now)
                 if left > 0:
                     wake_at = min(wake_at, read_at + left)
@@ -194,7 +195,7 @@ class Scheduler:
             batch = due[start : start + _AT_ONCE]
             # The firings are computed in a thread, because this may take a second for a rare trigger or for the firings
             # of years.
-            planned = await asyncio.to_thread(self._planned_all, batch, now)
+            planned = await aside.to_thread(self._planned_all, batch, now)
             for fired in await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True))):
                 present = now + timedelta(seconds=monotonic() - read_at)
                 for firing in fired:
