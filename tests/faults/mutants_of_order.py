@@ -11,6 +11,7 @@ _QUEUE = "mtask/worker/state/queue.py"
 _RULES = "mtask/model/rules.py"
 _SENDER = "mtask/worker/claiming/sender.py"
 _STATEMENTS = "mtask/store/statements/permits.py"
+_BATCHES = "mtask/worker/discovery/batches.py"
 _WINDOWS = "mtask/worker/admission/windows.py"
 
 _LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
@@ -21,6 +22,12 @@ _WINDOWS_TESTS = "tests/unit/worker/admission/test_windows.py"
 
 ORDER_MUTATIONS = (
     # --- ranks ----------------------------------------------------------------------------------------------
+    Mutation(
+        "place-kept-after-a-run-elsewhere",
+        "A task that another worker has run, and that is to be tried again, keeps its old place in this worker.",
+        (Edit(_SENDER, "if self._limits.has_fallen_back(task, now)]", "if False]"),),
+        (f"{_LIMITS_TESTS}::test_task_that_others_have_run_meanwhile_loses_its_place",),
+    ),
     Mutation(
         "rank-by-when-it-was-read",
         "A task that asks for a permit ranks by the time at which it was read.",
@@ -38,6 +45,12 @@ ORDER_MUTATIONS = (
             ),
         ),
         (f"{_WINDOWS_TESTS}::test_tasks_go_in_the_order_of_their_documents_whenever_they_were_seen",),
+    ),
+    Mutation(
+        "scan-of-some-names-for-all",
+        "After a scan for the tasks of executors, a worker believes that it knows all that waits behind a limit.",
+        (Edit(_BATCHES, "is_of_some_names=names != self._controls.names", "is_of_some_names=False"),),
+        (f"{_LIMITS_TESTS}::test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_a_limit",),
     ),
     Mutation(
         "interrupted-task-asks-like-any-other",

@@ -20,6 +20,7 @@ from threading import get_ident
 from time import monotonic
 
 from mtask.errors import DatabaseError
+from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
 from mtask.store.queues.permits import KINDS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest
@@ -161,6 +162,14 @@ class Limits:
     def pick(self, entries: Iterable[Entry]) -> None:
         """Note the tasks that were taken from the windows. The caller must call `landed` for each."""
         self._picked.update((entry.task_id, entry) for entry in entries)
+
+    def has_fallen_back(self, task: StoredTask, now: datetime) -> bool:
+        """Whether a task that was taken from the windows has lost its place there, as its document says.
+
+        Another worker has run it, and it is to be tried again. So others may go before it now.
+        """
+        entry, order = self._picked.get(task.id), order_of(rules.rank(task, now))
+        return entry is not None and not entry.is_lapsed and order[0] and order > entry.order
 
     def landed(self, task_ids: Iterable[str]) -> None:
         """Let other tasks ask in place of those that did not."""

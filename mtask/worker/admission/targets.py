@@ -42,6 +42,8 @@ class ScanTarget:
     #: The lanes that the scan looks for. None: all but those of `left_out`.
     lanes: frozenset[Lane] | None = None
     left_out: frozenset[Lane] = frozenset()
+    #: Whether the scan looks for some of this worker's names only. So it does not tell what else waits.
+    is_of_some_names: bool = False
 
 
 def scan_targets(queues: Sequence[str], controls: Controls, limits: Limits) -> list[ScanTarget]:

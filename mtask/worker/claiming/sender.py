@@ -157,6 +157,10 @@ class Sender:
             back.update(gone)
             self._scope.signals.claim_landed.send(gone)
 
+        if fallen := [task for task in limited if self._limits.has_fallen_back(task, now)]:
+            self._limits.landed([task.id for task in fallen])  # others ask in their place
+            refuse(fallen, ())
+            limited = [task for task in limited if task not in fallen]
         admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic
@@ -313,6 +314,7 @@ class Batches:
         *,
         begun_only: bool,
     ) -> finding.Scan:
+        target = replace(target, is_of_some_names=names != self._controls.names)
         limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
         worker_id, also = self._scope.worker_id, [*self._not_left_alone(), *target.guards]
         if target.is_fair and not begun_only:
@@ -325,7 +327,7 @@ class Batches:
 
     def _note_found(self, target: ScanTarget, found: finding.Scan) -> None:
         """Note up to which task the windows of these queues hold all that wait."""
-        if not self._limits.is_any:
+        if not self._limits.is_any or target.is_of_some_names:
             return
         bound = ALL
         if not found.is_complete:
@@ -335,7 +337,7 @@ class Batches:
 
     def _note_tenants(self, target: ScanTarget, bounds: Mapping[str | None, Order], is_cut: bool) -> None:
         (queue,) = target.queues
-        if self._limits.is_any:
+        if self._limits.is_any and not target.is_of_some_names:
             self._limits.windows.found_of_tenants(
                 queue, bounds, is_cut=is_cut, lanes=target.lanes, left_out=target.left_out
             )

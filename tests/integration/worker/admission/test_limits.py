@@ -25,6 +25,7 @@ from mtask.store.statements.permits import WAIT_MS
 from mtask.store.tasks import claims
 from mtask.worker.admission import limits as limits_module
 from mtask.worker.admission.limits import Admitted, Limits
+from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.state.held_run import EndReason
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo
@@ -37,6 +38,10 @@ QUEUE = PermitPool("default")
 def client(client: Client) -> Client:
     client.init()
     return client
+
+
+def quick() -> None:
+    """The handler of a task that runs in an executor."""
 
 
 class Gauge:
@@ -105,6 +110,60 @@ def claim_times(bench: Bench, **criteria: Any) -> list[datetime]:
 def most_in_a_window(times: list[float], window: timedelta) -> int:
     """Return the most starts of handlers in any window. The times are monotonic seconds, in their order."""
     return max(bisect_left(times, time + window.total_seconds()) - index for index, time in enumerate(times))
+
+
+def test_task_that_others_have_run_meanwhile_loses_its_place(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    app, gate, starts = App(), asyncio.Event(), list[str]()
+
+    @app.task
+    async def work(context: Context) -> None:
+        starts.append(context.task.key)
+        await gate.wait()
+
+    client.limit("default", concurrency=1)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            for key in ("holds", "moved", "next"):
+                await publish(bench, 1, prefix=key)
+                await until(lambda: starts == ["holds0"], message="the first one runs")
+            await until(lambda: {"work:moved0", "work:next0"} <= set(dict(bench.worker.parts.queue.names())))
+            bench.stop_stream()
+            bench.stop_scans()
+            # So it stands after a run in another worker that failed.
+            bench.tasks.update_one({"_id": "work:moved0"}, [{"$set": {"task_state.next_preempt_time": "$$NOW"}}])
+            gate.set()
+            await bench.status("work:moved0", "SUCCESS")
+            assert starts == ["holds0", "next0", "moved0"]
+
+    asyncio.run(scenario())
+
+
+def test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_a_limit(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+) -> None:
+    gauge = Gauge()
+    gauge.gate.clear()
+    gauge.app.task(name="apart", isolation="process")(quick)
+    client.limit("default", concurrency=1)
+    client.publish_many([TaskSpec("work", key=f"{n}") for n in range(600)])  # more than one scan brings
+
+    executors = ExecutorOptions("no.such:app", count=1)  # none is started
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app, executors=executors) as bench:
+            await until(lambda: gauge.running["all"] == 1, message="one runs")
+            await bench.worker.parts.scans._batches.scan_isolated()
+            heard = bench.worker.parts.stream.event_cnt
+            await bench.client.publish("work", key="late")
+            await bench.heard(heard)
+            assert "work:late" not in bench.worker.parts.queue, "others, which are not known here, go before it"
+            bench.worker.stop()
+            bench.worker.stop()
+
+    asyncio.run(scenario())
 
 
 def test_never_more_at_once_than_the_limit_over_two_workers(
