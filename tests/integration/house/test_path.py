@@ -60,7 +60,8 @@ class Entries:
     def taken_down(self) -> Iterator[list[str]]:
         """Return a list that holds the files at the end of the block, in the order of their first entries."""
         files: list[str] = []
-        self._seen = seen = {}
+        seen: dict[str, None] = {}
+        self._seen = seen
         try:
             yield files
         finally:

@@ -108,9 +108,10 @@ def differences(before: Path, after: Path) -> list[str]:
     """Return what differs between two folders, in lines."""
     lines: list[str] = []
     for name in sorted({file.name for folder in (before, after) for file in folder.glob("*.txt")}):
-        files = [folder / name for folder in (before, after)]
-        contents = [file.read_text().splitlines() if file.exists() else [] for file in files]
-        lines += difflib.unified_diff(*contents, *map(str, files), lineterm="")
+        former, later = (
+            file.read_text().splitlines() if (file := folder / name).exists() else [] for folder in (before, after)
+        )
+        lines += difflib.unified_diff(former, later, f"{before / name}", f"{after / name}", lineterm="")
     return lines
 
 

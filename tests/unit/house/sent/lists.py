@@ -63,6 +63,14 @@ def _pages() -> dict[str, object]:
         "page of due tasks, tested": page(
             {**_INIT, "params": {"a": 1}}, None, [{"task_state": {"next_preempt_time": NOW}}], {"n": 7}, [row, row]
         ),
+        "page of due tasks that ends in a batch": page(
+            _INIT, None, [row, {**row, "p": LATER}, {"_id": "task:l", "p": LATER, "c": NOW}], {"n": 2}, [row]
+        ),
+        "page of due tasks, tested to the end": page(
+            {**_INIT, "worker_id": "w"},
+            due,
+            *[{"n": 1}, [row], [{"task_state": {"next_preempt_time": LATER}}], {"n": 1_999}],
+        ),
         "page of due tasks of a queue": page({"status": ["INIT", "RUNNING"], "queue": "mail"}, due),
         "page of due tasks of a worker": page({"status": "RUNNING", "worker_id": "w"}),
         "queues of finished tasks": told(listing.queues_of_finished()),
