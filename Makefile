@@ -17,6 +17,8 @@ MINUTES ?= 15
 SEED ?=
 CHAOS_ARGS ?=
 MUTANTS ?=
+# A folder of the statements of another commit.
+BEFORE ?=
 # The benchmark to run, and further arguments: BENCH=drain BENCH_ARGS="--runs 3".
 BENCH ?= all
 BENCH_ARGS ?=
@@ -84,6 +86,11 @@ bench: $(VENV)/.dev-ready ## Measure mtask against the bare database: make bench
 .PHONY: mutants
 mutants: $(VENV)/.dev-ready ## Break the engine on purpose, and check that the tests notice: make mutants [MUTANTS="name ..."]
 	python -m tests.faults.mutations $(MUTANTS)
+
+# Without a folder to write to, the command would record the statements anew.
+.PHONY: statements
+statements: $(VENV)/.dev-ready ## Write each statement as text, and show what differs: make statements [FOLDER=path] [BEFORE=path]
+	python -m tests.unit.house.test_statements $(or $(FOLDER),build/statements) $(BEFORE)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Run linters, types and import contracts

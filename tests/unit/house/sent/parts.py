@@ -1,0 +1,92 @@
+"""The parameters of the statements: tasks, outcomes, runs and documents. Nothing here depends on time or chance."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from mtask.model.options import TaskOption
+from mtask.model.status import RunStatus
+from mtask.store.statements.gathering import SentCall
+from mtask.store.statements.outcome import Outcome
+from mtask.store.statements.owing import OwedTask
+from mtask.store.tasks.publishing import NewTask
+from tests.unit.house.sent.conversation import NOW
+
+Document = dict[str, Any]
+ONE, TWO = ["task:k"], ["task:k", "other:l"]
+LATER = NOW + timedelta(hours=1)
+OPTION = TaskOption(priority=3, limit_key="key", retain_success_ms=60_000)
+LOOKUP = [{"k": "order", "v": "42"}]
+CALLBACK = {"url": "https://example.org/ends", "on": ["SUCCESS", "FAIL"], "secret": "default", "tenant": "acme"}
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+PLAIN = NewTask("task:k", "task", "k", "default", {"a": 1}, TaskOption().stored())
+DELAYED = NewTask("task:d", "task", "d", "mail", {"a": 1}, TaskOption().stored(), timedelta(minutes=1))
+TIMED = NewTask("task:t", "task", "t", "mail", None, OPTION.stored(), LATER)
+FULL = NewTask(
+    "task:acme:f",
+    "task",
+    "acme:f",
+    "default",
+    {"$set": "no operator"},
+    OPTION.stored(),
+    LATER,
+    lookup=LOOKUP,
+    callback=CALLBACK,
+    trace=TRACE,
+    tenant="acme",
+    sealed="acme",
+)
+
+_FLOW = {"key": "flow", "step": "next", "after": [], "on_failed": "cancel", "ancestors": ["task:k"]}
+CHILD = OwedTask({"_id": "task:flow/child", "name": "task", "key": "flow/child", "flow": _FLOW}, delay_ms=5_000)
+NEXT_TASK = OwedTask({"_id": "next:n", "name": "next", "key": "n", "chain": {"before": "task:k"}}, LATER)
+
+SUCCESS = Outcome("task:k", "token-0", RunStatus.SUCCESS, returns={"sum": 3})
+SUCCESSES = [SUCCESS, Outcome("other:l", "token-1", RunStatus.SUCCESS, progress={"fraction": 0.5})]
+VOID = [Outcome("task:k", "token-0", RunStatus.SUCCESS), Outcome("other:l", "token-1", RunStatus.SUCCESS)]
+GOING_ON = [SUCCESS, Outcome("other:l", "token-1", RunStatus.SUCCESS, next=NEXT_TASK)]
+OWING = [Outcome("task:k", "token-0", RunStatus.SUCCESS, returns_owed_by="incarnation")]
+FAILURES = [
+    Outcome("task:k", "token-0", RunStatus.FAIL, reason="no luck", jitter=0.25, traceparent=TRACE["traceparent"]),
+    Outcome("other:l", "token-1", RunStatus.FAIL, reason="$never", final=True, conflict=True),
+    Outcome("task:m", "token-2", RunStatus.CANCELED, reason="handed back", delay_ms=0),
+]
+
+RUN: Document = {
+    "run_id": "token-0",
+    "worker_id": "w",
+    "attempt": 1,
+    "status": "RUNNING",
+    "claim_time": NOW,
+    "ping_expire_time": NOW,
+}
+
+
+def stored(task_id: str = "task:k", status: str = "INIT", **fields: Any) -> Document:
+    """Return the document of a task."""
+    name, _, key = task_id.partition(":")
+    state = {
+        "status": status,
+        "create_time": NOW,
+        "next_preempt_time": NOW,
+        "failed_cnt": 0,
+        "cancel_requested": False,
+        "worker_states": [RUN],
+    }
+    option = TaskOption().stored()
+    own: Document = {"_id": task_id, "name": name, "key": key, "queue": "default", "params": {"a": 1}}
+    return {**own, "task_option": option, "task_state": state, "schema_version": 1, "now": NOW, **fields}
+
+
+def cursor(*rows: Document, **more: Any) -> Document:
+    """Return the reply to a command that reads."""
+    return {"cursor": {"id": 0, "firstBatch": list(rows), **more}}
+
+
+def gathering(**fields: Any) -> SentCall:
+    """Return a call that gathers."""
+    content: Document = {"params": {"a": 1}, "queue": "default", "task_option": TaskOption().stored()}
+    given: Document = {"asked_time": NOW, "call_id": "call", "kind": "latest", "content": content, **fields}
+    return SentCall(**given)
