@@ -93,7 +93,7 @@ CONTROL_MUTATIONS = (
         "moved-to-another-key",
         "A task whose limit_key was changed amid its claim runs on a permit of the former key.",
         (
-            Edit(_LIMITS, "guards = [of_queues_and_keys(sorted(self.of, key=str))]", "guards: list[Filter] = []"),
+            Edit(_LIMITS, "of_queues_and_keys(sorted(self.of, key=str)), ", ""),
         ),
         (f"{_LIMITS_TESTS}::test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_permit_there",),
     ),

@@ -18,6 +18,30 @@ _SHORT_PARITY = "tests/parity/test_simple_parity.py"
 
 FLOW_MUTATIONS = (
     Mutation(
+        "room-that-another-has-counted-is-none",
+        "A next task is refused if another worker counts the flow for the first time at that moment.",
+        (
+            Edit(
+                "mtask/store/flows/room.py",
+                'if found is not None and found["task_cnt"] + count <= MAX_STEPS:',
+                "if False:",
+            ),
+        ),
+        (
+            "tests/integration/store/flows/test_children.py::"
+            "test_room_that_another_caller_counts_for_the_first_time_meanwhile_is_room",
+        ),
+    ),
+    Mutation(
+        "failure-among-successes",
+        "A run that fails for lack of room in its flow is written in one statement with successes.",
+        (Edit("mtask/worker/running/finisher.py", "if 0 < len(failed) < len(group):", "if False:"),),
+        (
+            "tests/integration/worker/running/test_next.py::"
+            "test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on",
+        ),
+    ),
+    Mutation(
         "settle-publishes-nothing",
         "What a step owes the flow is never published, and its dependents wait for ever.",
         (Edit(_SETTLING, "if owing_rows:", "if False:"),),

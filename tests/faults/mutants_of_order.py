@@ -47,6 +47,18 @@ ORDER_MUTATIONS = (
         (f"{_WINDOWS_TESTS}::test_tasks_go_in_the_order_of_their_documents_whenever_they_were_seen",),
     ),
     Mutation(
+        "permit-for-a-former-place",
+        "A task is claimed that another worker has run since it was read, as if it still had its former place.",
+        (Edit(_LIMITS, ", due_by(self.read_at)]", "]"),),
+        (f"{_LIMITS_TESTS}::test_task_that_others_run_while_it_gets_its_permit_is_not_claimed",),
+    ),
+    Mutation(
+        "requests-overtake-each-other",
+        "Of two requests of a worker, that with the later tasks may get the permit.",
+        (Edit(_SENDER, "await self._requests.wait_for_earlier(place, took)", "pass"),),
+        (f"{_LIMITS_TESTS}::test_requests_for_permits_are_made_in_the_order_of_their_tasks",),
+    ),
+    Mutation(
         "scan-of-some-names-for-all",
         "After a scan for the tasks of executors, a worker believes that it knows all that waits behind a limit.",
         (Edit(_BATCHES, "is_of_some_names=names != self._controls.names", "is_of_some_names=False"),),

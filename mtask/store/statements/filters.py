@@ -74,6 +74,11 @@ def in_time(until: datetime) -> Filter:
     return {"$expr": {"$lt": [x.NOW, until]}}
 
 
+def due_by(instant: datetime) -> Filter:
+    """Match the tasks that were due at this instant, and have not got a later time since."""
+    return {NEXT: {"$lte": instant}}
+
+
 def of_queues_and_keys(wanted: Sequence[tuple[str, str | None, str | None]]) -> Filter:
     """Match tasks with one of these queues, limit_keys and tenants, three by three. None: tasks without one."""
     return {"$or": [{"queue": queue, "task_option.limit_key": key, "tenant": tenant} for queue, key, tenant in wanted]}

@@ -77,12 +77,13 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     """
     ids = [outcome.task_id for outcome in outcomes]
     index = x.index_of_id(ids)
+    (are_successes,) = {outcome.status is RunStatus.SUCCESS for outcome in outcomes}
 
     def mine(values: list[Any]) -> x.Expression:
         return {"$arrayElemAt": [x.literal(values), "$$index"]}
 
     closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}
-    if outcomes[0].status is RunStatus.SUCCESS:
+    if are_successes:
         times: dict[str, Any] = {"success_time": now}
     else:
         delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), failure_delay(outcomes, mine, now)]}

@@ -24,7 +24,7 @@ from mtask.model import rules
 from mtask.model.documents import StoredTask
 from mtask.store.queues import permits
 from mtask.store.queues.permits import KINDS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest
-from mtask.store.statements.filters import Filter, in_time, of_others, of_queues_and_keys
+from mtask.store.statements.filters import Filter, due_by, in_time, of_others, of_queues_and_keys
 from mtask.store.statements.permits import LEAD_MS
 from mtask.worker.admission.controls import Controls
 from mtask.worker.admission.pools import Lane, Pools, PoolState, lane_of_task
@@ -99,11 +99,14 @@ class Admitted:
     #: The queue, the limit_key and the tenant of each task. The guard of the claim refuses a task if one of these has
     #: changed since.
     of: frozenset[Lane]
+    #: The server's time at which the tasks were read. The guard refuses a task that has become due again since: another
+    #: worker has run it, and others may go before it.
+    read_at: datetime
 
     @property
     def guard(self) -> list[Filter]:
         """The conditions of the claim: what the permits count is unchanged, and `claim_by` has not passed."""
-        guards = [of_queues_and_keys(sorted(self.of, key=str))]
+        guards = [of_queues_and_keys(sorted(self.of, key=str)), due_by(self.read_at)]
         return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]
 
 
@@ -241,7 +244,7 @@ class Limits:
                         [task for task in lost if task.id in answer.under_way],
                     )
         except DatabaseError:
-            none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset())
+            none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset(), now)
             await self.settle(none, [*granted])
             raise  # the tasks without an answer ask again: see `landed`
         self._answered(wanted.values())
@@ -258,6 +261,7 @@ class Limits:
             incomplete,
             claim_by,
             of,
+            now,
         )
         if incomplete and not wanted:
             await self.settle(admitted, ())

@@ -60,6 +60,8 @@ class Sender:
         self._recovery = recovery
         self._pace = pace
         self._landings = Landings()
+        #: The requests for permits: those of the first tasks are made first.
+        self._requests = Landings()
         #: The asyncio tasks that claim single tasks. Groups are claimed at the same time and do not wait for them.
         self._apart: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(_MAX_APART)
@@ -133,35 +135,40 @@ class Sender:
 
     async def _claim_limited(self, task_ids: list[str], back: set[str], *, is_rescue: bool) -> Collection[str]:
         """Do as `claim_limited` does. `back` takes the tasks that are queued again."""
-        tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
-        dead = _lapsed_runs(tasks, now) if is_rescue else []
-        if dead:
-            # The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
-            closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
-            await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
-            tasks, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
-            # The first read may have been older than a ping. What was not closed for that keeps its permit.
-            closed = _closed_runs(tasks)
-            dead = [run for run in dead if run in closed]
-        free = [task.id for task in tasks if not self._limits.is_limited(task)]
-        apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
-        limited = [task for task in tasks if self._limits.is_limited(task)]
-        if not limited or now is None:
-            return apart
-        read_at = now
+        with self._requests.begin() as place:
+            began = monotonic()
+            tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
+            took = monotonic() - began
+            dead = _lapsed_runs(tasks, now) if is_rescue else []
+            if dead:
+                # The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
+                closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
+                await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
+                tasks, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
+                # The first read may have been older than a ping. What was not closed for that keeps its permit.
+                closed = _closed_runs(tasks)
+                dead = [run for run in dead if run in closed]
+            free = [task.id for task in tasks if not self._limits.is_limited(task)]
+            apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
+            limited = [task for task in tasks if self._limits.is_limited(task)]
+            if not limited or now is None:
+                return apart
+            read_at = now
 
-        def refuse(refused: Sequence[StoredTask], under_way: Sequence[StoredTask]) -> None:
-            self._lookups.queue_again(refused, read_at)
-            self._lookups.look_later(under_way)
-            gone = [task.id for task in (*refused, *under_way)]
-            back.update(gone)
-            self._scope.signals.claim_landed.send(gone)
+            def refuse(refused: Sequence[StoredTask], under_way: Sequence[StoredTask]) -> None:
+                self._lookups.queue_again(refused, read_at)
+                self._lookups.look_later(under_way)
+                gone = [task.id for task in (*refused, *under_way)]
+                back.update(gone)
+                self._scope.signals.claim_landed.send(gone)
 
-        if fallen := [task for task in limited if self._limits.has_fallen_back(task, now)]:
-            self._limits.landed([task.id for task in fallen])  # others ask in their place
-            refuse(fallen, ())
-            limited = [task for task in limited if task not in fallen]
-        admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
+            if fallen := [task for task in limited if self._limits.has_fallen_back(task, now)]:
+                self._limits.landed([task.id for task in fallen])  # others ask in their place
+                refuse(fallen, ())
+                limited = [task for task in limited if task not in fallen]
+            if not is_rescue:
+                await self._requests.wait_for_earlier(place, took)
+            admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.

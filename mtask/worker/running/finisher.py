@@ -293,7 +293,10 @@ class Finisher:
         return accepted
 
     async def _make_room(self, group: list[Ending]) -> None:
-        """Have flows count the next tasks of these outcomes. Where a flow has no room, the run fails."""
+        """Have flows count the next tasks of these outcomes. Where a flow has no room, the run fails.
+
+        Its failure leaves the group, which holds successes: one statement writes either these or others.
+        """
         flows: dict[str, list[Ending]] = {}
         for ending in group:
             key = None if ending.has_room else room.flow_of(ending.outcome.next)
@@ -301,6 +304,11 @@ class Finisher:
                 flows.setdefault(key, []).append(ending)
         for key, endings in flows.items():
             await self._take_room(key, endings)
+        failed = [ending for ending in group if not ending.is_success]
+        if 0 < len(failed) < len(group):
+            group[:] = [ending for ending in group if ending.is_success]
+            self._others.waiting.extend(failed)
+            self._launch()
 
     async def _take_room(self, key: str, endings: Sequence[Ending]) -> None:
         try:

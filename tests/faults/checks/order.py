@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -175,7 +176,11 @@ class OrderJudge:
             yield Worker(worker_id, _SLOTS, None, names, without(joined(lives), self._held_up(worker_id)))
 
     def _held_up(self, worker_id: str) -> list[Up]:
-        """Return when a worker was frozen, blocked or cut off, and a while longer."""
+        """Return when a worker was frozen, blocked, cut off or far too busy, and a while longer.
+
+        Five workers share two processors. One whose handlers start long after their claims loses its permits again
+        before it can use them.
+        """
         if worker_id in self._ups:  # each start asks, and there are as many runs
             return self._ups[worker_id]
         found = [Up(f.start, f.end + _RECOVERY) for f in self._faults if _is_against(f, worker_id)]
@@ -183,7 +188,21 @@ class OrderJudge:
             if run.worker_id == worker_id and run.task_id.startswith(f"{_HOG}:"):
                 end = run.end_time or run.ping_expire_time
                 found.append(Up(run.claim_time.timestamp(), end.timestamp() + _RECOVERY))
+        found += [Up(claimed, start + _RECOVERY) for claimed, start in self._late_starts[worker_id]]
         self._ups[worker_id] = found
+        return found
+
+    @cached_property
+    def _late_starts(self) -> Mapping[str, list[tuple[float, float]]]:
+        """The claims and the starts of handlers that started too late, by worker."""
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for run_id, work in self._works.items():
+            run = self._runs.get(run_id)
+            if run is None or work.start is None:
+                continue
+            claimed = run.claim_time.timestamp()
+            if work.start - claimed > TOLERANCE.under_way:
+                found[work.worker_id].append((claimed, work.start))
         return found
 
     # --- faults ---------------------------------------------------------------------------------------------------

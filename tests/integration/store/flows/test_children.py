@@ -256,6 +256,13 @@ def test_a_child_that_is_published_after_the_failure_of_its_flow_is_canceled(sto
     assert owed(store) == set()
 
 
+def test_room_that_another_caller_counts_for_the_first_time_meanwhile_is_room(store: SyncStore) -> None:
+    slow = Frozen(store, room.take("f", 1), lambda call: call.method == "find_one")
+    store.run(room.take("f", 2))
+    slow.resume()
+    assert store.database["places"].distinct("task_cnt") == [3]
+
+
 def test_a_flow_has_room_for_as_many_tasks_as_it_may_have(store: SyncStore) -> None:
     publish(store, {"d": [], "p": ["d"]})
     store.run(room.take("f", MAX_STEPS - 4))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.mongo import Client as Mongo
 from tests.mongo import fail_command, until
 
 QUEUE = PermitPool("default")
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -137,6 +139,66 @@ def test_task_that_others_have_run_meanwhile_loses_its_place(
             gate.set()
             await bench.status("work:moved0", "SUCCESS")
             assert starts == ["holds0", "next0", "moved0"]
+
+    asyncio.run(scenario())
+
+
+def test_task_that_others_run_while_it_gets_its_permit_is_not_claimed(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, admit = Gauge(), Limits.admit
+    client.limit("default", concurrency=1)
+
+    async def slow(limits: Limits, tasks: Sequence[StoredTask], *rest: Any) -> Admitted:
+        admitted = await admit(limits, tasks, *rest)
+        if tasks[0].task_state.next_preempt_time == LONG_AGO:
+            # So it stands after a run in another worker that failed.
+            client.tasks.update_one({}, [{"$set": {"task_state.next_preempt_time": "$$NOW"}}])
+        return admitted
+
+    monkeypatch.setattr(Limits, "admit", slow)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            await bench.client.publish("work", key="moved", start_time=LONG_AGO)
+            await bench.status("work:moved", "SUCCESS")
+            assert bench.worker.parts.sender.lost_cnt == 1, "the first claim, with the permit for its former place"
+
+    asyncio.run(scenario())
+
+
+def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
+    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, admit, asked = Gauge(), Limits.admit, list[str]()
+    client.limit("default", concurrency=1)
+
+    async def noted(limits: Limits, tasks: Sequence[StoredTask], *rest: Any) -> Admitted:
+        asked.extend(task.key for task in tasks)
+        return await admit(limits, tasks, *rest)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+            with bench.backed_up():
+                for key in ("first", "second"):
+                    await bench.client.publish("work", key=key)
+                sender = bench.worker.parts.sender
+                store, reads = sender._store, count()
+
+                class Late:
+                    """A store whose first answer comes late."""
+
+                    async def run(self, operation: Any) -> Any:
+                        is_first = not next(reads)
+                        answer = await store.run(operation)
+                        await asyncio.sleep(0.1 if is_first else 0.0)
+                        return answer
+
+                monkeypatch.setattr(sender, "_store", Late())
+                monkeypatch.setattr(Limits, "admit", noted)
+                claims_of = (sender.claim_limited([f"work:{key}"], is_rescue=False) for key in ("first", "second"))
+                await asyncio.gather(*claims_of)
+                assert asked == ["first", "second"]
 
     asyncio.run(scenario())
 

@@ -343,6 +343,9 @@ def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
             goes_on.set()
             found = await bench.client.wait_flow("f", timeout=20)
             assert found.counts == {"SUCCESS": 8, "FAIL": 2}
+            ended = [run for document in bench.tasks.find() for run in document["task_state"]["worker_states"]]
+            assert all(("success_time" in run) is (run["status"] == "SUCCESS") for run in ended)
+            assert all(("fail_time" in run) is (run["status"] == "FAIL") for run in ended)
 
     asyncio.run(scenario())
     assert counts == [6, 1, 1, 1, 1, 1, 1]
