@@ -26,7 +26,7 @@ from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import CALLBACKS_INDEX, STATUS_INDEX
 from mtask.store.statements import callbacks as statements
 from mtask.store.statements import expressions as x
-from mtask.store.statements import requests
+from mtask.store.statements import outbox, requests
 from mtask.store.statements.filters import NEXT
 
 Document = dict[str, Any]
@@ -60,7 +60,7 @@ def check_workers() -> Operation[None]:
 def owed_for(age: timedelta, limit: int) -> Operation[list[str]]:
     """Return tasks with ends that have not been told for this time."""
     before = {"$subtract": [x.NOW, age // timedelta(milliseconds=1)]}
-    oldest = {"$min": f"${statements.OWED_FIELD}.time"}
+    oldest = {"$min": f"${outbox.OWED_FIELD}.time"}
     matched = {**statements.tellable(), "$expr": {"$lte": [oldest, before]}}
     found = yield tasks("find", matched, {"_id": 1}, limit=limit, hint=CALLBACKS_INDEX)
     return [str(document["_id"]) for document in found]
@@ -78,7 +78,7 @@ def deliveries(status: TaskStatus, limit: int, *, is_due: bool = False) -> Opera
 
 def is_any() -> Operation[bool]:
     """Whether any task has ends that are still to be told."""
-    found = yield tasks("find_one", statements.owed(), {"_id": 1}, hint=CALLBACKS_INDEX)
+    found = yield tasks("find_one", outbox.owing_ends(), {"_id": 1}, hint=CALLBACKS_INDEX)
     return found is not None
 
 
@@ -115,7 +115,7 @@ def settle(rows: Sequence[Document]) -> Operation[None]:
     if made:
         yield tasks("insert_new", made)
     if told:
-        guard = {"_id": {"$in": list(told)}, **statements.owed()}
+        guard = {"_id": {"$in": list(told)}, **outbox.owing_ends()}
         yield tasks("update_many", guard, statements.cross_off(told), hint="_id_")
     for row in unreadable:
         logger.error("an owed callback cannot be read and is dropped", extra=fields(task=str(row["_id"])))

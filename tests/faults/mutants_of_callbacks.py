@@ -9,6 +9,7 @@ _BULK = "mtask/store/bulk.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _FLOWS = "mtask/store/statements/flows.py"
 _OPERATION = "mtask/store/callbacks.py"
+_OUTBOX = "mtask/store/statements/outbox.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
 _QUERIES = "mtask/store/tasks/queries.py"
 _RULES = "mtask/model/callbacks/callback.py"
@@ -24,7 +25,7 @@ CALLBACK_MUTATIONS = (
     Mutation(
         "end-without-a-callback",
         "A task ends and nobody is owed anything.",
-        (Edit(_DERIVE, '                **callbacks.owe(f"{derived}.tells", f"{derived}.status", now),\n', ""),),
+        (Edit(_DERIVE, '                **outbox.owe_end(f"{derived}.tells", f"{derived}.status", now),\n', ""),),
         (_WAYS,),
     ),
     Mutation(
@@ -42,7 +43,7 @@ CALLBACK_MUTATIONS = (
     Mutation(
         "end-is-told-at-each-change",
         "Each further change of a task that has ended tells its end again.",
-        (Edit(_TWINS, '[CALLBACK, {"$not": [was_final]}, ', "[CALLBACK, "),),
+        (Edit(_OUTBOX, '[CALLBACK, {"$not": [was_final]}, ', "[CALLBACK, "),),
         (f"{_STORE}::test_a_client_tells_at_once_what_it_has_ended",),
     ),
     Mutation(
@@ -61,7 +62,7 @@ CALLBACK_MUTATIONS = (
     Mutation(
         "callback-is-not-crossed-off",
         "The mark stays for ever, and with it the task.",
-        (Edit(_TWINS, '{"$cond": [{"$and": [is_same, {"$isArray": [OWED]}]}, left, OWED]}', "OWED"),),
+        (Edit(_TWINS, '{"$cond": [{"$and": [is_same, {"$isArray": [OWED_ENDS]}]}, left, OWED_ENDS]}', "OWED_ENDS"),),
         (_WAYS,),
     ),
     Mutation(
@@ -75,7 +76,9 @@ CALLBACK_MUTATIONS = (
         "The mark of a removed task is crossed off the task that was published after it.",
         (
             Edit(
-                _TWINS, '[{"$and": [is_same, {"$isArray": [OWED]}]}, left, OWED]', '[{"$isArray": [OWED]}, left, OWED]'
+                _TWINS,
+                '[{"$and": [is_same, {"$isArray": [OWED_ENDS]}]}, left, OWED_ENDS]',
+                '[{"$isArray": [OWED_ENDS]}, left, OWED_ENDS]',
             ),
         ),
         (f"{_STORE}::test_a_mark_of_the_task_that_was_there_before_is_not_crossed_off_the_next_one",),
@@ -92,7 +95,7 @@ CALLBACK_MUTATIONS = (
         (
             Edit(
                 _DERIVE,
-                '{"$or": [x.OWED_SINCE, callbacks.OWED, f"{derived}.tells"]}',
+                '{"$or": [x.OWED_SINCE, outbox.OWED_ENDS, f"{derived}.tells"]}',
                 "x.OWED_SINCE",
             ),
         ),
@@ -131,7 +134,7 @@ CALLBACK_MUTATIONS = (
         (
             Edit(
                 _FLOWS,
-                '{"$or": [{"owed_since": {"$exists": True}}, callbacks.owed()]}',
+                '{"$or": [{"owed_since": {"$exists": True}}, outbox.owing_ends()]}',
                 '{"owed_since": {"$exists": True}}',
             ),
         ),

@@ -17,8 +17,8 @@ from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.publishing.gathering import Call
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]

@@ -13,7 +13,7 @@ from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
-from mtask.store.statements.gathering import moved_to, without_calls
+from mtask.store.statements.rounds import moved_to, without_calls
 
 _INIT = TaskStatus.INIT.value
 

@@ -13,8 +13,8 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import room
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
 from mtask.testing import bench
 from tests.clients import claim
