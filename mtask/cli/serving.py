@@ -20,11 +20,11 @@ import typer
 from mtask.app.loader import load_app
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
+from mtask.features.callbacks.allowed import CallbackOptions, read_options
 from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
 from mtask.settings import Settings, read_settings, read_systemd
 from mtask.store.driver import connect
-from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import fields, logger, start_logging
 from mtask.worker.logkeeping.options import read_options as read_log_options

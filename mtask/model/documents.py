@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from mtask.model.callbacks.callback import MAX_OWED, Callback, OwedCallback
+from mtask.features.callbacks.rules import MAX_OWED, Callback, OwedCallback
 from mtask.model.encryption.sealed import SealedAny, SealedText
 from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of

@@ -17,12 +17,12 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import BulkNotFound, DuplicateKey, InvalidInput
+from mtask.features.callbacks import operations as callbacks
 from mtask.model.bulk import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.encryption.sealed import Sealed
 from mtask.model.listing import cursor_of, place_of
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.driver.operation import Operation, bulks, tasks
 from mtask.store.encryption import unsealing

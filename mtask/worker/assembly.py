@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
 from mtask.app.hooks import Hook
-from mtask.store import callbacks
+from mtask.features.callbacks import operations as callbacks
+from mtask.features.callbacks.worker import CallbackJanitor
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.encryption.sealer import Sealer
@@ -29,7 +30,6 @@ from mtask.worker.claiming.slots import Slots
 from mtask.worker.discovery.batches import Batches
 from mtask.worker.discovery.hearing import Hearing
 from mtask.worker.discovery.inbox import Inbox
-from mtask.worker.discovery.janitors.callbacks import CallbackJanitor
 from mtask.worker.discovery.janitors.flows import FlowJanitor
 from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.looks import Looks

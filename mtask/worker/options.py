@@ -9,11 +9,11 @@ from pathlib import Path
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.callback import DELIVERY_QUEUE
+from mtask.features.callbacks.allowed import CallbackOptions
+from mtask.features.callbacks.rules import DELIVERY_QUEUE
 from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
-from mtask.worker.callbacks.allowed import CallbackOptions
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.leases.host import automatic_worker_id
 from mtask.worker.logkeeping.options import LogOptions

@@ -49,7 +49,7 @@ class Worker:
     def __init__(self, app: App, options: WorkerOptions) -> None:
         """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
         if options.callbacks is not None:
-            from mtask.worker.callbacks.deliverer import with_deliveries  # few workers deliver callbacks
+            from mtask.features.callbacks.deliverer import with_deliveries
 
             app = with_deliveries(app, options.callbacks, options.concurrency)
         if not app.handlers:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_ADDRESSES = "mtask/model/callbacks/addresses.py"
+_ADDRESSES = "mtask/features/callbacks/addresses.py"
 _BULK = "mtask/store/bulk.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _FLOWS = "mtask/store/statements/flows.py"
-_OPERATION = "mtask/store/callbacks.py"
+_OPERATION = "mtask/features/callbacks/operations.py"
 _OUTBOX = "mtask/store/statements/outbox.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
 _QUERIES = "mtask/store/tasks/queries.py"
-_RULES = "mtask/model/callbacks/callback.py"
-_SENDING = "mtask/worker/callbacks/sending.py"
+_RULES = "mtask/features/callbacks/rules.py"
+_SENDING = "mtask/features/callbacks/sending.py"
 _SHORT = "mtask/store/statements/short.py"
-_TWINS = "mtask/store/statements/callbacks.py"
+_TWINS = "mtask/features/callbacks/statements.py"
 
-_STORE = "tests/integration/store/test_callbacks.py"
+_STORE = "tests/integration/features/callbacks/test_operations.py"
 _WAYS = f"{_STORE}::test_each_way_to_an_end_owes_one_callback_and_the_next_process_publishes_it"
-_SEND = "tests/unit/worker/callbacks/test_sending.py"
+_SEND = "tests/unit/features/callbacks/test_sending.py"
 
 CALLBACK_MUTATIONS = (
     Mutation(
@@ -163,7 +163,7 @@ CALLBACK_MUTATIONS = (
                 "    inner = address\n    if isinstance(inner",
             ),
         ),
-        ("tests/unit/model/callbacks/test_addresses.py::test_public_addresses_may_be_called",),
+        ("tests/unit/features/callbacks/test_addresses.py::test_public_addresses_may_be_called",),
     ),
     Mutation(
         "message-without-a-deadline",

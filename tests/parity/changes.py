@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from mtask.features.callbacks import rules as callbacks
 from mtask.model import backoff, rules
-from mtask.model.callbacks import callback as callbacks
 from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
 from mtask.model.options import TaskOption
 from mtask.model.publishing import flows, gathering

@@ -20,13 +20,13 @@ from mtask.errors import (
     OperationFailed,
     shown,
 )
-from mtask.model.callbacks.callback import CallbackRef
+from mtask.features.callbacks import operations as callbacks
+from mtask.features.callbacks.rules import CallbackRef
 from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.handling.middleware import Begun, enter, leave
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import check_key, check_text
 from mtask.model.publishing.tenants import check_tenant, stored_key
-from mtask.store import callbacks
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import publishing
 from mtask.store.flows.publishing import NewFlow, NewStep, PublishedFlow

@@ -61,7 +61,8 @@ from mtask.store.tasks.publishing import NewTask, Policy, Published
 
 if TYPE_CHECKING:
     from mtask.client.reading import decrypting
-    from mtask.store import callbacks, gathering
+    from mtask.features.callbacks import operations as callbacks
+    from mtask.store import gathering
     from mtask.store.encryption import unsealing
     from mtask.store.flows import operating as flow_operating
     from mtask.store.flows import retention, settling
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 else:
     # A plain publish needs none of these.
     decrypting = LazyModule("mtask.client.reading.decrypting")
-    callbacks = LazyModule("mtask.store.callbacks")
+    callbacks = LazyModule("mtask.features.callbacks.operations")
     gathering = LazyModule("mtask.store.gathering")
     unsealing = LazyModule("mtask.store.encryption.unsealing")
     retention = LazyModule("mtask.store.flows.retention")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mtask.model.callbacks.callback import MAX_OWED
+from mtask.features.callbacks.rules import MAX_OWED
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.status import TaskStatus
 from mtask.store.statements import expressions as x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model.callbacks.callback import DELIVERY
+from mtask.features.callbacks.rules import DELIVERY
 from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.callback import Callback, check_callback
+from mtask.features.callbacks.rules import Callback, check_callback
 from mtask.model.options import check_option_names
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route

@@ -10,11 +10,11 @@ import random
 from time import monotonic
 
 from mtask.errors import MtaskError, OperationFailed
+from mtask.features.callbacks.worker import CallbackJanitor
 from mtask.model.rules import HORIZON
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.batches import MAX_ALL_PAUSE, Batches
-from mtask.worker.discovery.janitors.callbacks import CallbackJanitor
 from mtask.worker.discovery.janitors.flows import FlowJanitor
 from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.lookups import Lookups

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from mtask.client.diagnosis.findings import Finding, fail, ok, warn
 from mtask.client.diagnosis.reasons import listed
-from mtask.model.callbacks.callback import DELIVERY
+from mtask.features.callbacks import operations as store
+from mtask.features.callbacks.rules import DELIVERY
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks as store
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
 

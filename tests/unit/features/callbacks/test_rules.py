@@ -9,7 +9,7 @@ import pytest
 
 from mtask import TaskSpec
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.callback import (
+from mtask.features.callbacks.rules import (
     MAX_URL,
     OwedCallback,
     TaskIdentity,

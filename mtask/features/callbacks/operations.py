@@ -15,16 +15,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from mtask.errors import WorkersTooOld
+from mtask.features.callbacks import rules, statements
+from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, OwedCallback, TaskIdentity
 from mtask.logs import SureLogger, fields
-from mtask.model.callbacks import callback as rules
-from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, OwedCallback, TaskIdentity
 from mtask.model.options import build_option
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
 from mtask.model.status import TaskStatus
 from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import CALLBACKS_INDEX, STATUS_INDEX
-from mtask.store.statements import callbacks as statements
 from mtask.store.statements import expressions as x
 from mtask.store.statements import outbox, requests
 from mtask.store.statements.filters import NEXT

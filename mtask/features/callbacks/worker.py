@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mtask.errors import OperationFailed
-from mtask.store import callbacks
+from mtask.features.callbacks import operations as callbacks
 from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
 from mtask.worker.state.scope import Scope
 

@@ -12,9 +12,9 @@ from pymongo.errors import WriteError
 from mtask import Client, Flow, RunStatus, TaskSpec
 from mtask.client.operating import purging
 from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
-from mtask.model.callbacks.callback import MAX_OWED
+from mtask.features.callbacks import operations as callbacks
+from mtask.features.callbacks.rules import MAX_OWED
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import retention as flow_retention

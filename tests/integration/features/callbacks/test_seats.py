@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from mtask import App
-from mtask.model.callbacks.signatures import read_secret
+from mtask.features.callbacks.allowed import CallbackOptions, Secret, read_options
+from mtask.features.callbacks.seats import Seats
+from mtask.features.callbacks.signatures import read_secret
 from mtask.testing import CallbackReceiver
-from mtask.worker.callbacks.allowed import CallbackOptions, Secret, read_options
-from mtask.worker.callbacks.seats import Seats
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
