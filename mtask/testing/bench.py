@@ -91,7 +91,7 @@ class Bench:
             worker_id=f"bench-{uuid.uuid4().hex[:8]}",
             concurrency=concurrency,
             scheduler=False,
-            callbacks=None if callbacks is None else _deliveries_to(callbacks),
+            features=[] if callbacks is None else [_deliveries_to(callbacks)],
             executors=ExecutorOptions(is_off=True),  # a test can see into handlers of this process
         )
         with _working(Worker(self.app, options)) as life, self._store() as store:

@@ -122,7 +122,7 @@ CALLBACK_MUTATIONS = (
         (
             Edit(
                 _BULK,
-                "        yield from callbacks.settle_all(ids)  # the ends of these tasks are told first\n",
+                "        yield from settle_all(relays, ids)  # what these tasks owe comes first\n",
                 "        pass\n",
             ),
         ),

@@ -12,6 +12,7 @@ from mtask.features.callbacks import rules as callbacks
 from mtask.model import backoff, rules
 from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
 from mtask.model.options import TaskOption
+from mtask.model.parts import MAX_OWED
 from mtask.model.publishing import flows, gathering
 from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.publishing.gathering import Call
@@ -107,7 +108,7 @@ def tell(document: Document, *, was_final: bool, now: datetime) -> None:
     number = document["callback_cnt"] = document.get("callback_cnt", 0) + 1
     lasting = {name: wanted[name] for name in ("url", "secret", "tenant") if name in wanted}
     owed = [*document.get("callback_owed", []), {"number": number, "status": status, "time": now, **lasting}]
-    document["callback_owed"] = owed[-callbacks.MAX_OWED :]
+    document["callback_owed"] = owed[-MAX_OWED:]
 
 
 def open_next(document: Document, now: datetime) -> None:

@@ -14,25 +14,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.errors import WorkersTooOld
 from mtask.features.callbacks import rules, statements
-from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, OwedCallback, TaskIdentity
+from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, TaskIdentity
 from mtask.logs import SureLogger, fields
 from mtask.model.options import build_option
+from mtask.model.parts import OwedCallback
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
 from mtask.model.status import TaskStatus
-from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import CALLBACKS_INDEX, STATUS_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import outbox, requests
 from mtask.store.statements.filters import NEXT
+from mtask.store.tasks.relaying import Relay
 
 Document = dict[str, Any]
 logger = SureLogger("mtask.store")
 #: The most tasks that one call settles.
 BATCH = 500
-_EXAMPLES = 5
 #: The options of a delivery. After 10 s, 20 s, 40 s ... it is tried again, at last once an hour, for about two days.
 _OPTION = build_option(
     {},
@@ -47,13 +46,6 @@ _OPTION = build_option(
         "retain_success_ms": 7 * 86_400_000,
     },
 ).stored()
-
-
-def check_workers() -> Operation[None]:
-    """Raise WorkersTooOld if a live worker would end a task without telling anybody."""
-    old = yield from workers.without_callbacks(_EXAMPLES)
-    if old:
-        raise WorkersTooOld(old, what="callbacks")
 
 
 def owed_for(age: timedelta, limit: int) -> Operation[list[str]]:
@@ -120,6 +112,9 @@ def settle(rows: Sequence[Document]) -> Operation[None]:
         logger.error("an owed callback cannot be read and is dropped", extra=fields(task=str(row["_id"])))
         as_read = statements.as_read(row["_id"], row["callback_owed"])
         yield tasks("update_one", as_read, statements.forget(), hint="_id_")
+
+
+RELAY = Relay(outbox.OWED_FIELD, settle_all, lambda run, _: "callback" in run.owes)
 
 
 def _identity(row: Mapping[str, Any]) -> TaskIdentity | None:

@@ -1,15 +1,18 @@
-"""The janitor of callbacks: publishes the tasks that tell ends of tasks, where no process has done it yet.
-
-The loop in `Scans.run` calls it at intervals, and again after the database has failed.
-"""
+"""Callbacks in a worker: who delivers them, and who publishes those that no process has published yet."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from mtask.app.app import App
 from mtask.errors import OperationFailed
-from mtask.features.callbacks import operations as callbacks
+from mtask.features.callbacks import operations
+from mtask.features.callbacks.allowed import CallbackOptions
+from mtask.features.callbacks.rules import DELIVERY_QUEUE
 from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
+from mtask.worker.options import WorkerOptions
+from mtask.worker.part import Part
 from mtask.worker.state.scope import Scope
 
 #: While no callbacks are known, each n-th regular scan looks whether any are owed: once a minute. This worker knows of
@@ -21,38 +24,44 @@ _ROUNDS = 20
 Document = dict[str, Any]
 
 
-class CallbackJanitor:
+def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
+    """Let a worker with `CallbackOptions` deliver callbacks."""
+    given = next((one for one in options.features if isinstance(one, CallbackOptions)), None)
+    if given is None:
+        return app, options
+    from mtask.features.callbacks.deliverer import with_deliveries  # few workers deliver callbacks
+
+    queues = None if options.queues is None else [*options.queues, DELIVERY_QUEUE]
+    return with_deliveries(app, given, options.concurrency), replace(options, queues=queues)
+
+
+class CallbackPart(Part):
     """Finds ends of tasks that are still to be told. Several workers may find the same ones: each is told by one."""
 
     def __init__(self, scope: Scope) -> None:
-        self._ledger = scope.ledger
+        self._owing = scope.ledger.owing
         self._store = scope.store
         self._owed: Undone[Document] = Undone(
-            scope.store, callbacks.settle, lambda row: row["_id"], "callback not published"
+            scope.store, operations.settle, lambda row: row["_id"], "callback not published"
         )
 
-    async def look_after(self, count: int) -> None:
-        """Settle what is owed. `count` is the number of regular scans before this one.
-
-        A database without callbacks only costs a look now and then.
-        """
-        if count % _EVERY == _EVERY - 1:
-            await self.look_for_callbacks()
-        if self._ledger.has_callbacks:
+    async def upkeep(self, count: int, *, is_full: bool) -> None:
+        """Settle what is owed. A database without callbacks only costs a look now and then."""
+        if "callback" not in self._owing and (is_full or count % _EVERY == _EVERY - 1):
+            await self._look()
+        if "callback" in self._owing:
             await look_after("callbacks", self._settle_owed)
 
-    async def look_for_callbacks(self) -> None:
-        """Look whether the database holds ends that are to be told, unless that is known."""
-        if self._ledger.has_callbacks:
-            return
+    async def _look(self) -> None:
         try:
-            self._ledger.has_callbacks = await self._store.run(callbacks.is_any())
+            if await self._store.run(operations.is_any()):
+                self._owing.add("callback")
         except OperationFailed as error:
             warn_of_refusal("callbacks", error)
 
     async def _settle_owed(self) -> None:
         for _ in range(_ROUNDS):
-            rows = await self._store.run(callbacks.find(self._owed.left_alone()))
+            rows = await self._store.run(operations.find(self._owed.left_alone()))
             await self._owed.settle(rows)
-            if len(rows) < callbacks.BATCH:
+            if len(rows) < operations.BATCH:
                 break

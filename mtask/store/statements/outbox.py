@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mtask.features.callbacks.rules import MAX_OWED
 from mtask.model.documents import SCHEMA_VERSION
+from mtask.model.parts import MAX_OWED
 from mtask.model.status import TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.filters import Filter

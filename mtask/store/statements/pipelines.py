@@ -196,7 +196,7 @@ def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.
     # No other task has caused this end, so no retry of another task opens it again.
     is_step = {"$eq": [{"$type": x.FLOW}, "object"]}
     unheld = {"$cond": [is_step, x.without(x.FLOW, "held_by"), x.FLOW]}
-    # A malformed callback can tell nothing. The status changes here, so it is told even if another was final before.
+    # A malformed receiver can be told nothing. The status changes here, so it is told even if another was final before.
     is_readable = {"$eq": [{"$type": f"{outbox.CALLBACK}.url"}, "string"]}
     is_told = {"$and": [is_readable, outbox.tells(TaskStatus.FAIL.value, False)]}
     told = outbox.owe_end(is_told, TaskStatus.FAIL.value, now)

@@ -13,7 +13,7 @@ from mtask import Client, Flow, RunStatus, TaskSpec
 from mtask.client.operating import purging
 from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
 from mtask.features.callbacks import operations as callbacks
-from mtask.features.callbacks.rules import MAX_OWED
+from mtask.model.parts import MAX_OWED
 from mtask.model.status import TaskStatus
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore

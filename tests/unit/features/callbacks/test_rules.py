@@ -10,14 +10,13 @@ import pytest
 from mtask import TaskSpec
 from mtask.errors import InvalidInput
 from mtask.features.callbacks.rules import (
-    MAX_URL,
-    OwedCallback,
     TaskIdentity,
     check_callback,
     event,
     is_told,
     webhook_id,
 )
+from mtask.model.parts import MAX_URL, OwedCallback
 
 URL = "https://hooks.example.com/a?b=c"
 CREATED = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
