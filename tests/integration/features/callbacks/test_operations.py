@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
 from mtask.features.callbacks import operations as callbacks
 from mtask.model.parts import MAX_OWED
 from mtask.model.status import TaskStatus
+from mtask.parts import relays
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import retention as flow_retention
@@ -443,7 +445,7 @@ def test_a_removal_that_cannot_tell_the_end_keeps_the_task(
             raise DatabaseUnavailable("away")
         yield from ()
 
-    monkeypatch.setattr(callbacks, "settle_all", unavailable)
+    monkeypatch.setattr(relays, "RELAYS", [replace(callbacks.RELAY, settle=unavailable)])
     with pytest.raises((DatabaseUnavailable, TaskRunning)):
         client.remove("task", "k")
     assert owed(store, "task:k") == [(1, "SUCCESS")]
