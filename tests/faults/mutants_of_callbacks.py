@@ -140,6 +140,21 @@ CALLBACK_MUTATIONS = (
         ),
         (f"{_STORE}::test_the_retention_of_a_flow_waits_for_its_callbacks",),
     ),
+    Mutation(
+        "ends-are-told-by-a-scan-alone",
+        "Callbacks are missing in the list of relays: whoever ends a task leaves them to a scan.",
+        (Edit("mtask/parts/relays.py", "(settling.RELAY, callbacks.RELAY)", "(settling.RELAY,)"),),
+        (
+            "tests/unit/house/test_parts.py::test_each_relay_of_a_feature_is_listed",
+            f"{_STORE}::test_a_client_tells_at_once_what_it_has_ended",
+        ),
+    ),
+    Mutation(
+        "marks-of-dead-workers-stay",
+        "Callbacks have no part in a worker: what a dead process still owed is told by nobody.",
+        (Edit("mtask/parts/worker.py", "    return [callbacks.CallbackPart(scope)]\n", "    return []\n"),),
+        ("tests/unit/house/test_parts.py::test_each_part_of_a_feature_is_listed",),
+    ),
     # --- what may be called ---------------------------------------------------------------------------------
     Mutation(
         "only-the-first-address-is-checked",
