@@ -16,7 +16,7 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import BulkNotFound, DuplicateKey, InvalidInput
+from mtask.errors import BulkNotFound, DatabaseError, DuplicateKey, InvalidInput
 from mtask.model.bulk import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.encryption.sealed import Sealed
@@ -152,6 +152,9 @@ def step(bulk_id: str, holder: str, relays: Sequence[Relay]) -> Operation[Step]:
         left -= len(flow_keys) - (yield tasks("count_documents", unchanged))
         still["$and"].append({"_id": {"$nin": [*flow_keys]}})
     changed = (yield from _change(bulk.action, still)) if ids else 0
+    if ids and bulk.action == "cancel":
+        with suppress(DatabaseError):  # any worker does the rest within seconds
+            yield from settle_all(relays, ids)
     done, left = done + changed, left - changed
     change: dict[str, Any] = {
         "$set": {"cursor": None if page.next is None else cursor_of(order, page.next)},

@@ -370,6 +370,12 @@ def test_a_bulk_removal_tells_the_ends_first(store: SyncStore, client: Client) -
     assert told(store) == [("task:k", "SUCCESS", 1)]
 
 
+def test_a_bulk_cancel_tells_the_ends(store: SyncStore, client: Client) -> None:
+    client.publish("task", key="k", callback=TO)
+    assert client.run_bulk(client.plan_bulk("cancel", name="task").plan).done_cnt == 1
+    assert told(store) == [("task:k", "CANCELED", 1)]
+
+
 def test_a_removal_on_a_condition_tells_the_end_first(store: SyncStore, client: Client) -> None:
     succeed(store, client)
     assert client.remove("task", "k", if_match=client.etag(client.get("task", "k")))
