@@ -21,7 +21,7 @@ from mtask.model.tracing import Trace
 from mtask.store.driver.operation import Operation
 from mtask.store.encryption import sealing, unsealing
 from mtask.store.flows import children
-from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.tasks.publishing import Published
 
 T = TypeVar("T")

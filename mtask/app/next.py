@@ -16,7 +16,7 @@ from mtask.model.publishing.lookup import Lookup
 from mtask.model.publishing.tenants import own_key
 from mtask.model.tracing import Trace
 from mtask.store.driver.encoding import is_readable
-from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.tasks.publishing import NewTask, milliseconds
 
 

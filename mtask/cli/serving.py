@@ -20,11 +20,11 @@ import typer
 from mtask.app.loader import load_app
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
+from mtask.features.callbacks.allowed import read_options
 from mtask.model.encryption.encryption import read_encryption
 from mtask.model.publishing.identity import check_text
 from mtask.settings import Settings, read_settings, read_systemd
 from mtask.store.driver import connect
-from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.log import fields, logger, start_logging
 from mtask.worker.logkeeping.options import read_options as read_log_options
@@ -127,7 +127,7 @@ def _options(settings: Settings) -> WorkerOptions:
         worker_id=settings.worker_id,
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=exit_now,
-        callbacks=_callbacks(settings),
+        features=_features(settings),
         health_file=settings.health_file,
         service=_service(),
         encryption=read_encryption(
@@ -152,12 +152,11 @@ def _service() -> Service | None:
     return service_of(told.notify_socket, told.watchdog_usec, told.watchdog_pid, os.getpid())
 
 
-def _callbacks(settings: Settings) -> CallbackOptions | None:
+def _features(settings: Settings) -> list[object]:
     if settings.callbacks is None:
-        return None
-    return read_options(
-        settings.callbacks, settings.callback_networks, settings.callback_secrets, settings.callback_secret_file
-    )
+        return []
+    secrets = settings.callback_secrets, settings.callback_secret_file
+    return [read_options(settings.callbacks, settings.callback_networks, *secrets)]
 
 
 def _supervise(settings: Settings, options: WorkerOptions) -> int:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mtask.client.reading.metrics import FleetMetrics
     from mtask.client.reading.pages import TaskPage
     from mtask.client.reading.partial import FoundTasks, TaskFields
-    from mtask.model.callbacks.callback import CallbackRef
+    from mtask.features.callbacks.rules import CallbackRef
     from mtask.model.controls import Control
     from mtask.model.documents import Task, WorkerDocument
     from mtask.model.options import TaskOptions

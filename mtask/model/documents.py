@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from mtask.model.callbacks.callback import MAX_OWED, Callback, OwedCallback
 from mtask.model.encryption.sealed import SealedAny, SealedText
 from mtask.model.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
+from mtask.model.parts import MAX_OWED, Callback, OwedCallback
 from mtask.model.publishing.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
 from mtask.model.publishing.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.model.publishing.tenants import TENANT_PATTERN, is_key_of, own_key
@@ -38,8 +38,6 @@ SCHEMA_VERSION = 1
 SCHEMA_REVISION = 9
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
-#: The first revision whose workers know callbacks. An older worker ends a task without telling anybody.
-CALLBACKS_REVISION = 6
 #: The first revision whose workers know the limits and fair turns of tenants.
 TENANTS_REVISION = 7
 #: The first revision whose workers know encrypted tasks. An older worker marks one FAIL: its params fit no handler.

@@ -16,13 +16,12 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import BulkNotFound, DuplicateKey, InvalidInput
+from mtask.errors import BulkNotFound, DatabaseError, DuplicateKey, InvalidInput
 from mtask.model.bulk import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
 from mtask.model.documents import SCHEMA_VERSION
 from mtask.model.encryption.sealed import Sealed
 from mtask.model.listing import cursor_of, place_of
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks
 from mtask.store.driver.extended_json import parse_extended
 from mtask.store.driver.operation import Operation, bulks, tasks
 from mtask.store.encryption import unsealing
@@ -33,6 +32,7 @@ from mtask.store.lists.asked import Asked
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, requests
 from mtask.store.tasks.queries import NEEDED_BY_NONE
+from mtask.store.tasks.relaying import Relay, settle_all
 
 Document = dict[str, Any]
 #: The most tasks of one batch.
@@ -115,7 +115,7 @@ class Step:
     is_ours: bool  #: whether this process carries out the bulk change
 
 
-def step(bulk_id: str, holder: str) -> Operation[Step]:
+def step(bulk_id: str, holder: str, relays: Sequence[Relay]) -> Operation[Step]:
     """Carry out the next batch of a bulk change, unless another process does; raise BulkNotFound."""
     is_free = {"$lte": [{"$ifNull": ["$lease_expire_time", x.NOW]}, x.NOW]}
     free = {
@@ -143,7 +143,7 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
     asked_for = [filters.search(criteria), in_time]
     still = {"$and": [*asked_for, filters.by_ids(ids)]}
     if ids and bulk.action == "remove":
-        yield from callbacks.settle_all(ids)  # the ends of these tasks are told first
+        yield from settle_all(relays, ids)  # what these tasks owe comes first
     done, left = 0, len(ids)
     if flow_keys and bulk.action != "remove":
         own = {"$and": [filters.search({**criteria, "status": None}), in_time]}
@@ -152,6 +152,9 @@ def step(bulk_id: str, holder: str) -> Operation[Step]:
         left -= len(flow_keys) - (yield tasks("count_documents", unchanged))
         still["$and"].append({"_id": {"$nin": [*flow_keys]}})
     changed = (yield from _change(bulk.action, still)) if ids else 0
+    if ids and bulk.action == "cancel":
+        with suppress(DatabaseError):  # any worker does the rest within seconds
+            yield from settle_all(relays, ids)
     done, left = done + changed, left - changed
     change: dict[str, Any] = {
         "$set": {"cursor": None if page.next is None else cursor_of(order, page.next)},

@@ -9,14 +9,14 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
+from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound, WorkersTooOld
 from mtask.model.documents import (
-    CALLBACKS_REVISION,
     ENCRYPTION_REVISION,
     FLOWS_REVISION,
     SCHEMA_REVISION,
     TENANTS_REVISION,
 )
+from mtask.model.parts import KNOWN_SINCE
 from mtask.model.status import WorkerStatus
 from mtask.store.driver.operation import Operation, workers
 from mtask.store.statements import expressions as x
@@ -135,10 +135,19 @@ def without_flows(limit: int) -> Operation[list[str]]:
     return [str(document["_id"]) for document in found]
 
 
-def without_callbacks(limit: int) -> Operation[list[str]]:
-    """Return live workers of a version that does not know callbacks."""
-    found = yield workers("find", too_old(CALLBACKS_REVISION), {"_id": 1}, limit=limit)
+def without_field(name: str, limit: int = 5) -> Operation[list[str]]:
+    """Return live workers of a version that does not know this field of tasks."""
+    found = yield workers("find", too_old(KNOWN_SINCE[name][0]), {"_id": 1}, limit=limit)
     return [str(document["_id"]) for document in found]
+
+
+def check_fields(tasks: Sequence[object]) -> Operation[None]:
+    """Raise WorkersTooOld if a live worker does not know a field that one of these new tasks has."""
+    for name, (_, what) in KNOWN_SINCE.items():
+        if any(getattr(task, name) is not None for task in tasks):
+            old = yield from without_field(name)
+            if old:
+                raise WorkersTooOld(old, what=what)
 
 
 def without_tenants(limit: int) -> Operation[list[str]]:

@@ -15,7 +15,7 @@ Without pytest: `with bench(app) as made: ...`. MTASK_TEST_URI names the server 
 the embedded mongod of the extra `local` is started, once for the process.
 """
 
+from mtask.features.callbacks.testing import CallbackReceiver, NotGenuine, ReceivedCallback, verify
 from mtask.testing.bench import Bench, Stuck, bench
-from mtask.testing.callbacks import CallbackReceiver, NotGenuine, ReceivedCallback, verify
 
 __all__ = ["Bench", "CallbackReceiver", "NotGenuine", "ReceivedCallback", "Stuck", "bench", "verify"]

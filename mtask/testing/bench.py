@@ -20,7 +20,9 @@ from mtask.client.operating import scheduling
 from mtask.client.operating.scheduling import Definition
 from mtask.client.sync import Client
 from mtask.errors import MtaskError
-from mtask.model.callbacks.callback import DEFAULT_SECRET
+from mtask.features.callbacks.allowed import CallbackOptions, read_options
+from mtask.features.callbacks.rules import DEFAULT_SECRET
+from mtask.features.callbacks.testing import CallbackReceiver
 from mtask.model.documents import Task
 from mtask.model.status import WorkerStatus
 from mtask.store import schedules
@@ -28,8 +30,6 @@ from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.tasks import publishing, workbench
 from mtask.store.tasks.publishing import Policy
-from mtask.testing.callbacks import CallbackReceiver
-from mtask.worker.callbacks.allowed import CallbackOptions, read_options
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.options import WorkerOptions
 from mtask.worker.worker import Worker
@@ -91,7 +91,7 @@ class Bench:
             worker_id=f"bench-{uuid.uuid4().hex[:8]}",
             concurrency=concurrency,
             scheduler=False,
-            callbacks=None if callbacks is None else _deliveries_to(callbacks),
+            features=[] if callbacks is None else [_deliveries_to(callbacks)],
             executors=ExecutorOptions(is_off=True),  # a test can see into handlers of this process
         )
         with _working(Worker(self.app, options)) as life, self._store() as store:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
 from mtask.app.hooks import Hook
-from mtask.store import callbacks
+from mtask.parts import relays
+from mtask.parts import worker as features
+from mtask.parts.worker import extended as extended
 from mtask.store.driver import connect
 from mtask.store.driver.stores import AsyncStore, SyncStore
 from mtask.store.encryption.sealer import Sealer
@@ -29,7 +31,6 @@ from mtask.worker.claiming.slots import Slots
 from mtask.worker.discovery.batches import Batches
 from mtask.worker.discovery.hearing import Hearing
 from mtask.worker.discovery.inbox import Inbox
-from mtask.worker.discovery.janitors.callbacks import CallbackJanitor
 from mtask.worker.discovery.janitors.flows import FlowJanitor
 from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.looks import Looks
@@ -118,8 +119,7 @@ class Parts:
     controls: Controls
     limits: Limits
     quarantine: Quarantine
-    settler: Settler
-    teller: Settler
+    settlers: Sequence[Settler]
     finisher: Finisher
     executors: Executors | None
     keeper: LogKeeper | None
@@ -163,9 +163,8 @@ class Assembly:
         quarantine = Quarantine(scope.store, scope.worker_id)
         keys = Keys(scope)
         admission = Admission(controls, limits, quarantine, keys)
-        settler = Settler(scope.store)
-        teller = Settler(scope.store, callbacks.settle_all)
-        finisher = Finisher(scope, pinger, limits, settler, teller, around.finish)
+        settlers = [Settler(scope.store, relay) for relay in relays.RELAYS]
+        finisher = Finisher(scope, pinger, limits, settlers, around.finish)
         successes = Successes(self.app.handlers)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
@@ -200,7 +199,7 @@ class Assembly:
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
         batches = Batches(scope, queue, admission, inbox, ranks)
         flows = FlowJanitor(scope, self.registrar.registration.incarnation)
-        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, flows, CallbackJanitor(scope))
+        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, flows, features.parts(scope))
         looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
         hearing = Hearing(scope, ranks, batches)
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)
@@ -222,8 +221,7 @@ class Assembly:
             controls,
             limits,
             quarantine,
-            settler,
-            teller,
+            settlers,
             finisher,
             executors,
             keeper,

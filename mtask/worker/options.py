@@ -9,11 +9,9 @@ from pathlib import Path
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.callback import DELIVERY_QUEUE
 from mtask.model.encryption.encryption import Encryption
 from mtask.model.publishing.identity import check_text
 from mtask.model.status import WorkerStatus
-from mtask.worker.callbacks.allowed import CallbackOptions
 from mtask.worker.executors.options import ExecutorOptions
 from mtask.worker.leases.host import automatic_worker_id
 from mtask.worker.logkeeping.options import LogOptions
@@ -40,8 +38,8 @@ class WorkerOptions:
     hard_exit: Callable[[int], None] | None = None
     heartbeat_interval: timedelta = HEARTBEAT_INTERVAL
     heartbeat_timeout: timedelta = HEARTBEAT_TIMEOUT
-    #: What this worker may call to tell the ends of tasks. None: it delivers no callbacks.
-    callbacks: CallbackOptions | None = None
+    #: The options of features that few workers have, by their types.
+    features: Sequence[object] = ()
     #: Which handlers run in child processes, and in how many.
     executors: ExecutorOptions = field(default_factory=ExecutorOptions)
     #: The file that tells probes of the worker's health. None: there is none.
@@ -56,9 +54,7 @@ class WorkerOptions:
 
     def checked_queues(self, app: App) -> list[str]:
         """Return the queues to serve; raise InvalidInput if there is none, or if a name is invalid."""
-        given = list(app.queues if self.queues is None else self.queues)
-        if self.callbacks is not None:
-            given.append(DELIVERY_QUEUE)
+        given = app.queues if self.queues is None else self.queues
         found = list(dict.fromkeys(check_text("queue", queue) for queue in given))
         if not found:
             raise InvalidInput("name at least one queue to serve.", field="queues")

@@ -17,7 +17,7 @@ from mtask.store.encryption.vault import check_installed
 from mtask.store.layout import setup
 from mtask.worker import aside
 from mtask.worker.admission.controls import Controls
-from mtask.worker.assembly import Assembly, Parts, connections, ping_store
+from mtask.worker.assembly import Assembly, Parts, connections, extended, ping_store
 from mtask.worker.leases.registrar import Registrar, heartbeat, registration
 from mtask.worker.log import fields, logger, told
 from mtask.worker.options import CONCURRENCIES, WorkerOptions
@@ -48,10 +48,7 @@ class Worker:
 
     def __init__(self, app: App, options: WorkerOptions) -> None:
         """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
-        if options.callbacks is not None:
-            from mtask.worker.callbacks.deliverer import with_deliveries  # few workers deliver callbacks
-
-            app = with_deliveries(app, options.callbacks, options.concurrency)
+        app, options = extended(app, options)
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
@@ -311,8 +308,8 @@ class Worker:
         try:
             async with asyncio.timeout(_LAST_WRITES):
                 await parts.finisher.drain()
-                await parts.settler.drain()
-                await parts.teller.drain()
+                for settler in parts.settlers:
+                    await settler.drain()
         except TimeoutError:
             logger.error("some outcomes were not written: their leases will lapse")
 

@@ -10,8 +10,8 @@ import os
 import signal
 from typing import Any
 
-from mtask.store.statements import callbacks as statements
-from mtask.worker.callbacks.sending import _Pinned
+from mtask.features.callbacks import statements
+from mtask.features.callbacks.sending import _Pinned
 from mtask.worker.running.settler import Settler
 from tests.acceptance.app import app
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_ADDRESSES = "mtask/model/callbacks/addresses.py"
+_ADDRESSES = "mtask/features/callbacks/addresses.py"
 _BULK = "mtask/store/bulk.py"
 _DERIVE = "mtask/store/statements/derive.py"
 _FLOWS = "mtask/store/statements/flows.py"
-_OPERATION = "mtask/store/callbacks.py"
+_OPERATION = "mtask/features/callbacks/operations.py"
+_OUTBOX = "mtask/store/statements/outbox.py"
 _PIPELINES = "mtask/store/statements/pipelines.py"
 _QUERIES = "mtask/store/tasks/queries.py"
-_RULES = "mtask/model/callbacks/callback.py"
-_SENDING = "mtask/worker/callbacks/sending.py"
+_RULES = "mtask/features/callbacks/rules.py"
+_SENDING = "mtask/features/callbacks/sending.py"
 _SHORT = "mtask/store/statements/short.py"
-_TWINS = "mtask/store/statements/callbacks.py"
+_TWINS = "mtask/features/callbacks/statements.py"
 
-_STORE = "tests/integration/store/test_callbacks.py"
+_STORE = "tests/integration/features/callbacks/test_operations.py"
 _WAYS = f"{_STORE}::test_each_way_to_an_end_owes_one_callback_and_the_next_process_publishes_it"
-_SEND = "tests/unit/worker/callbacks/test_sending.py"
+_SEND = "tests/unit/features/callbacks/test_sending.py"
 
 CALLBACK_MUTATIONS = (
     Mutation(
         "end-without-a-callback",
         "A task ends and nobody is owed anything.",
-        (Edit(_DERIVE, '                **callbacks.owe(f"{derived}.tells", f"{derived}.status", now),\n', ""),),
+        (Edit(_DERIVE, '                **outbox.owe_end(f"{derived}.tells", f"{derived}.status", now),\n', ""),),
         (_WAYS,),
     ),
     Mutation(
@@ -42,7 +43,7 @@ CALLBACK_MUTATIONS = (
     Mutation(
         "end-is-told-at-each-change",
         "Each further change of a task that has ended tells its end again.",
-        (Edit(_TWINS, '[CALLBACK, {"$not": [was_final]}, ', "[CALLBACK, "),),
+        (Edit(_OUTBOX, '[CALLBACK, {"$not": [was_final]}, ', "[CALLBACK, "),),
         (f"{_STORE}::test_a_client_tells_at_once_what_it_has_ended",),
     ),
     Mutation(
@@ -61,7 +62,7 @@ CALLBACK_MUTATIONS = (
     Mutation(
         "callback-is-not-crossed-off",
         "The mark stays for ever, and with it the task.",
-        (Edit(_TWINS, '{"$cond": [{"$and": [is_same, {"$isArray": [OWED]}]}, left, OWED]}', "OWED"),),
+        (Edit(_TWINS, '{"$cond": [{"$and": [is_same, {"$isArray": [OWED_ENDS]}]}, left, OWED_ENDS]}', "OWED_ENDS"),),
         (_WAYS,),
     ),
     Mutation(
@@ -75,7 +76,9 @@ CALLBACK_MUTATIONS = (
         "The mark of a removed task is crossed off the task that was published after it.",
         (
             Edit(
-                _TWINS, '[{"$and": [is_same, {"$isArray": [OWED]}]}, left, OWED]', '[{"$isArray": [OWED]}, left, OWED]'
+                _TWINS,
+                '[{"$and": [is_same, {"$isArray": [OWED_ENDS]}]}, left, OWED_ENDS]',
+                '[{"$isArray": [OWED_ENDS]}, left, OWED_ENDS]',
             ),
         ),
         (f"{_STORE}::test_a_mark_of_the_task_that_was_there_before_is_not_crossed_off_the_next_one",),
@@ -92,7 +95,7 @@ CALLBACK_MUTATIONS = (
         (
             Edit(
                 _DERIVE,
-                '{"$or": [x.OWED_SINCE, callbacks.OWED, f"{derived}.tells"]}',
+                '{"$or": [x.OWED_SINCE, outbox.OWED_ENDS, f"{derived}.tells"]}',
                 "x.OWED_SINCE",
             ),
         ),
@@ -119,7 +122,7 @@ CALLBACK_MUTATIONS = (
         (
             Edit(
                 _BULK,
-                "        yield from callbacks.settle_all(ids)  # the ends of these tasks are told first\n",
+                "        yield from settle_all(relays, ids)  # what these tasks owe comes first\n",
                 "        pass\n",
             ),
         ),
@@ -131,11 +134,26 @@ CALLBACK_MUTATIONS = (
         (
             Edit(
                 _FLOWS,
-                '{"$or": [{"owed_since": {"$exists": True}}, callbacks.owed()]}',
+                '{"$or": [{"owed_since": {"$exists": True}}, outbox.owing_ends()]}',
                 '{"owed_since": {"$exists": True}}',
             ),
         ),
         (f"{_STORE}::test_the_retention_of_a_flow_waits_for_its_callbacks",),
+    ),
+    Mutation(
+        "ends-are-told-by-a-scan-alone",
+        "Callbacks are missing in the list of relays: whoever ends a task leaves them to a scan.",
+        (Edit("mtask/parts/relays.py", "(settling.RELAY, callbacks.RELAY)", "(settling.RELAY,)"),),
+        (
+            "tests/unit/house/test_parts.py::test_each_relay_of_a_feature_is_listed",
+            f"{_STORE}::test_a_client_tells_at_once_what_it_has_ended",
+        ),
+    ),
+    Mutation(
+        "marks-of-dead-workers-stay",
+        "Callbacks have no part in a worker: what a dead process still owed is told by nobody.",
+        (Edit("mtask/parts/worker.py", "    return [callbacks.CallbackPart(scope)]\n", "    return []\n"),),
+        ("tests/unit/house/test_parts.py::test_each_part_of_a_feature_is_listed",),
     ),
     # --- what may be called ---------------------------------------------------------------------------------
     Mutation(
@@ -160,7 +178,7 @@ CALLBACK_MUTATIONS = (
                 "    inner = address\n    if isinstance(inner",
             ),
         ),
-        ("tests/unit/model/callbacks/test_addresses.py::test_public_addresses_may_be_called",),
+        ("tests/unit/features/callbacks/test_addresses.py::test_public_addresses_may_be_called",),
     ),
     Mutation(
         "message-without-a-deadline",

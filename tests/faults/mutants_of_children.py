@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _OWING = "mtask/store/statements/owing.py"
+_OUTBOX = "mtask/store/statements/outbox.py"
 _CHILDREN = "mtask/store/flows/children.py"
 _SETTLING = "mtask/store/flows/settling.py"
 _FINDING = "mtask/store/flows/finding.py"
@@ -78,21 +79,21 @@ CHILD_MUTATIONS = (
     Mutation(
         "next-after-a-rerun",
         "A task that is run again goes on a second time.",
-        (Edit(_OWING, '        {"$not": [f"{x.STATE}.next_id"]},\n', ""),),
+        (Edit(_OUTBOX, '        {"$not": [f"{x.STATE}.next_id"]},\n', ""),),
         (f"{_NEXT_RUN}::test_a_rerun_does_not_go_on_again",
          f"{_PARITY}::test_a_finish_closes_its_own_run_with_its_own_outcome"),
     ),
     Mutation(
         "next-before-the-task-is-final",
         "With several workers, the task goes on with the first success.",
-        (Edit(_OWING, '        {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},\n'
+        (Edit(_OUTBOX, '        {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]},\n'
               '        {"$eq": [f"{x.STATE}.finish_time", now]},\n', ""),),
         (f"{_NEXT_RUN}::test_of_several_workers_the_one_that_makes_the_task_final_goes_on",),
     ),
     Mutation(
         "next-lost-to-retention",
         "The task that owes the next one expires before the next one is published.",
-        (Edit(_OWING, '        "expire_time": if_going_on("$$REMOVE", "$expire_time"),\n', ""),),
+        (Edit(_OUTBOX, '        "expire_time": if_going_on("$$REMOVE", "$expire_time"),\n', ""),),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",
          f"{_PARITY}::test_a_finish_closes_its_own_run_with_its_own_outcome"),
     ),
@@ -119,7 +120,7 @@ CHILD_MUTATIONS = (
     Mutation(
         "dependents-do-not-wait-for-the-next",
         "The steps that depend on a task do not wait for the task as which it goes on.",
-        (Edit(_OWING, 'if_going_on({"has_children": True}, {})', "{}"),),
+        (Edit(_OUTBOX, 'if_going_on({"has_children": True}, {})', "{}"),),
         (f"{_NEXT_RUN}::test_the_outbox_gap_of_a_flow",),
     ),
     Mutation(

@@ -12,6 +12,7 @@ _REQUESTS = "mtask/store/statements/requests.py"
 _RULES = "mtask/model/publishing/gathering.py"
 _SHORT = "mtask/store/statements/short.py"
 _TWINS = "mtask/store/statements/gathering.py"
+_ROUNDS = "mtask/store/statements/rounds.py"
 
 _CALLS = "tests/integration/client/test_gathering.py"
 _HISTORIES = "tests/integration/store/test_gathering_interleavings.py::test_no_call_is_lost_and_none_counts_twice"
@@ -55,32 +56,32 @@ GATHERING_MUTATIONS = (
     Mutation(
         "next-round-during-a-live-run",
         "The next round begins while a run still holds the task.",
-        (Edit(_TWINS, '{"$and": [x.AGAIN, {"$not": [_has_live(now)]}, ', '{"$and": [x.AGAIN, '),),
+        (Edit(_ROUNDS, '{"$and": [x.AGAIN, {"$not": [has_live(now)]}, ', '{"$and": [x.AGAIN, '),),
         (_HISTORIES, f"{_CALLS}::test_a_live_run_goes_on_and_the_task_runs_once_more"),
     ),
     Mutation(
         "list-dropped-by-a-failure",
         "A list whose run failed is dropped for the next list.",
-        (Edit(_TWINS, '{"$not": [_has_live(now)]}, {"$or": [{"$not": [_collects()]}, x.is_final()]}]}',
-              '{"$not": [_has_live(now)]}]}'),),
+        (Edit(_ROUNDS, '{"$not": [has_live(now)]}, {"$or": [{"$not": [collects()]}, x.is_final()]}]}',
+              '{"$not": [has_live(now)]}]}'),),
         (f"{_CALLS}::test_a_list_that_failed_is_tried_again_as_it_is",),
     ),
     Mutation(
         "next-round-is-quiet",
         "The streams of workers skip the beginning of the next round.",
-        (Edit(_TWINS, '"sealed", "expire_time", "quiet_time")', '"sealed", "expire_time")'),),
+        (Edit(_ROUNDS, '"sealed", "expire_time", "quiet_time")', '"sealed", "expire_time")'),),
         ("tests/integration/worker/running/test_gathering.py::test_the_next_round_is_heard_of_without_a_scan",),
     ),
     Mutation(
         "next-round-keeps-the-failures",
         "The failures of the former round count in the next one.",
-        (Edit(_TWINS, '                "failed_cnt": 0,\n', ""),),
+        (Edit(_ROUNDS, '                "failed_cnt": 0,\n', ""),),
         (_ENDS,),
     ),
     Mutation(
         "next-round-keeps-the-runs",
         "The runs of the former round count in the next one.",
-        (Edit(_TWINS, '{"$cond": [_has_begun(), aged, x.RUNS]}', "x.RUNS"),),
+        (Edit(_ROUNDS, '{"$cond": [has_begun(), aged, x.RUNS]}', "x.RUNS"),),
         (f"{_CALLS}::test_a_live_run_goes_on_and_the_task_runs_once_more",),
     ),
     Mutation(
@@ -137,7 +138,7 @@ GATHERING_MUTATIONS = (
     Mutation(
         "collected-in-two-rounds",
         "A call that is sent again after its round has ended is collected anew.",
-        (Edit(_TWINS, 'for name in ("seen", "ids")]}', 'for name in ("seen",)]}'),),
+        (Edit(_ROUNDS, 'for name in ("seen", "ids")]}', 'for name in ("seen",)]}'),),
         (f"{_CALLS}::test_a_repeated_call_is_not_collected_twice",),
     ),
     Mutation(

@@ -87,7 +87,7 @@ PROCESS_MUTATIONS = (
     Mutation(
         "callbacks-tell-of-a-result-that-is-not-there",
         "A receiver is told of an end before the result can be read.",
-        (Edit("mtask/store/statements/callbacks.py", ', OWES_VALUE: {"$exists": False}}', "}"),),
+        (Edit("mtask/features/callbacks/statements.py", ', OWES_VALUE: {"$exists": False}}', "}"),),
         (f"{_RETURNS}::test_dependents_callbacks_and_the_next_task_wait_for_the_value",),
     ),
     Mutation(

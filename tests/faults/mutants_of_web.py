@@ -9,7 +9,7 @@ _CONNECTIONS = "mtask/web/connections.py"
 _EVENTS = "mtask/web/routes/events.py"
 _GATE = "mtask/web/gate.py"
 _PAGE = "mtask/web/page/page.py"
-_SEATS = "mtask/worker/callbacks/seats.py"
+_SEATS = "mtask/features/callbacks/seats.py"
 _SHARES = "mtask/web/shares.py"
 
 _LARGE = "tests/integration/web/test_large_bodies.py"
@@ -66,7 +66,7 @@ WEB_MUTATIONS = (
         "receiver-takes-all-seats",
         "A receiver that does not answer delays the callbacks of all.",
         (Edit(_SEATS, "all(self._of[owner] < self._left for owner in owners)", "self._left > 0"),),
-        ("tests/integration/worker/callbacks/test_seats.py::"
+        ("tests/integration/features/callbacks/test_seats.py::"
          "test_a_tenant_has_its_share_of_the_seats_whatever_its_receivers",),
     ),
 )  # fmt: skip

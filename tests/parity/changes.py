@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from mtask.features.callbacks import rules as callbacks
 from mtask.model import backoff, rules
-from mtask.model.callbacks import callback as callbacks
 from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
 from mtask.model.options import TaskOption
+from mtask.model.parts import MAX_OWED
 from mtask.model.publishing import flows, gathering
 from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.publishing.gathering import Call
 from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.store.statements.derive import LAPSED_REASON
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]
@@ -107,7 +108,7 @@ def tell(document: Document, *, was_final: bool, now: datetime) -> None:
     number = document["callback_cnt"] = document.get("callback_cnt", 0) + 1
     lasting = {name: wanted[name] for name in ("url", "secret", "tenant") if name in wanted}
     owed = [*document.get("callback_owed", []), {"number": number, "status": status, "time": now, **lasting}]
-    document["callback_owed"] = owed[-callbacks.MAX_OWED :]
+    document["callback_owed"] = owed[-MAX_OWED:]
 
 
 def open_next(document: Document, now: datetime) -> None:

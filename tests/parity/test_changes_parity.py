@@ -17,8 +17,8 @@ from mtask.model.status import FINAL_STATUSES, RunStatus
 from mtask.store.driver.stores import SyncStore
 from mtask.store.layout import setup
 from mtask.store.statements import derive, owing, pipelines, requests
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import finding
 from tests.parity import changes
 from tests.parity.cases import (

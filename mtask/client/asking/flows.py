@@ -20,13 +20,13 @@ from mtask.errors import (
     OperationFailed,
     shown,
 )
-from mtask.model.callbacks.callback import CallbackRef
+from mtask.features.callbacks.rules import CallbackRef
 from mtask.model.documents import MAX_STEPS, OnFailed
 from mtask.model.handling.middleware import Begun, enter, leave
 from mtask.model.options import TaskOptions
 from mtask.model.publishing.identity import check_key, check_text
 from mtask.model.publishing.tenants import check_tenant, stored_key
-from mtask.store import callbacks
+from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import publishing
 from mtask.store.flows.publishing import NewFlow, NewStep, PublishedFlow
@@ -236,8 +236,7 @@ class FlowPublication:
     def operation(self) -> Operation[PublishedFlow]:
         """Return the operation that publishes the flow. It must run in a transaction, and can be repeated."""
         try:
-            if any(step.task.callback is not None for step in self._flow.steps):
-                yield from callbacks.check_workers()
+            yield from workers.check_fields([step.task for step in self._flow.steps])
             return (yield from publishing.publish(self._flow))
         except (NotStorable, DocumentTooLarge) as error:
             raise InvalidParams(self._flow.head.task.name, f"a step cannot be stored: {error.reason}") from error

@@ -20,7 +20,7 @@ from mtask.errors import (
     NotStorable,
     shown,
 )
-from mtask.model.callbacks.callback import DELIVERY, CallbackRef, stored_callback
+from mtask.features.callbacks.rules import DELIVERY, CallbackRef, stored_callback
 from mtask.model.documents import DEFAULT_QUEUE
 from mtask.model.handling.handlers import Handler, handler_of
 from mtask.model.options import DEFAULT_OPTION, OPTION_NAMES, TaskOptions, build_option

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -26,7 +25,6 @@ from mtask.client.reading.partial import FoundTasks, TaskFields, check_fields
 from mtask.client.reading.versions import is_etag_of
 from mtask.errors import (
     DatabaseBusy,
-    DatabaseError,
     DatabaseUnavailable,
     DependencyFailed,
     DocumentTooLarge,
@@ -58,24 +56,25 @@ from mtask.store.statements import filters
 from mtask.store.statements.requests import NewParams
 from mtask.store.tasks import publishing, queries
 from mtask.store.tasks.publishing import NewTask, Policy, Published
+from mtask.store.tasks.relaying import settle_all, settle_marked
 
 if TYPE_CHECKING:
     from mtask.client.reading import decrypting
-    from mtask.store import callbacks, gathering
+    from mtask.parts import relays
+    from mtask.store import gathering
     from mtask.store.encryption import unsealing
     from mtask.store.flows import operating as flow_operating
-    from mtask.store.flows import retention, settling
+    from mtask.store.flows import retention
     from mtask.store.streams import events
     from mtask.store.streams.events import TaskEvent
 else:
     # A plain publish needs none of these.
     decrypting = LazyModule("mtask.client.reading.decrypting")
-    callbacks = LazyModule("mtask.store.callbacks")
+    relays = LazyModule("mtask.parts.relays")
     gathering = LazyModule("mtask.store.gathering")
     unsealing = LazyModule("mtask.store.encryption.unsealing")
     retention = LazyModule("mtask.store.flows.retention")
     flow_operating = LazyModule("mtask.store.flows.operating")
-    settling = LazyModule("mtask.store.flows.settling")
     events = LazyModule("mtask.store.streams.events")
 
 T = TypeVar("T")
@@ -107,8 +106,7 @@ def publish(
 
     def operation() -> Operation[Published]:
         try:
-            if prepared.callback is not None:
-                yield from callbacks.check_workers()
+            yield from workers.check_fields([prepared])
             (new,) = yield from sealing.seal_tasks([prepared])
             if policy.gather is not None:
                 (result,) = yield from gathering.publish([new], policy.gather, in_session=in_session)
@@ -148,8 +146,7 @@ def publish_many(
         if not prepared:
             return []
         try:
-            if any(task.callback is not None for task in prepared):
-                yield from callbacks.check_workers()
+            yield from workers.check_fields(prepared)
             new = yield from sealing.seal_tasks(prepared)
             if policy.gather is not None:
                 return (yield from gathering.publish(new, policy.gather, in_session=in_session))
@@ -319,12 +316,7 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
     """Make the change and return the changed task. If the document prevents the change, raise MalformedTask."""
     try:
         document = yield from change
-        if document.get("owed_since") is not None:
-            with suppress(DatabaseError):  # any worker does the rest within seconds
-                yield from settling.settle_all([task_id])
-        if document.get("callback_owed") is not None:
-            with suppress(DatabaseError):  # the same
-                yield from callbacks.settle_all([task_id])
+        yield from settle_marked(relays.RELAYS, document)
         return views.task_of(document)
     except (OperationFailed, KeyError, TypeError):
         views.task_of((yield from queries.get(task_id)))
@@ -367,7 +359,7 @@ def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task
 
 
 def remove(task_id: str, if_match: str | None = None) -> Operation[bool]:
-    """Remove a task. A step of a flow is canceled first, and its dependents are told. So are receivers of callbacks."""
+    """Remove a task. A step of a flow is canceled first. Whom its end concerns is told."""
     if if_match is None:
         return _removed(task_id, None)
     return matching(task_id, if_match, partial(_removed, task_id))
@@ -382,8 +374,7 @@ def _removed(task_id: str, also: filters.Filter | None) -> Operation[bool]:
         if also is not None:
             raise
         return False
-    yield from settling.settle_all([task_id])
-    yield from callbacks.settle_all([task_id])
+    yield from settle_all(relays.RELAYS, [task_id])
     if (yield from queries.remove_step(task_id)):
         if canceled.flow is not None and canceled.flow.head is not None:
             yield from retention.appoint_head(canceled.flow.key)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.client.diagnosis import backlog, callbacks, flows, keys
+from mtask.client.diagnosis import backlog, flows, keys
 from mtask.client.diagnosis.findings import Finding, Level, fail, ok, rough, warn
 from mtask.client.operating import scheduling
 from mtask.client.operating.controls import control_of
 from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, NotInStableApi, SchemaMismatch
+from mtask.features.callbacks import doctor as callbacks
 from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.model.status import FINAL
 from mtask.store import diagnosis, schedules

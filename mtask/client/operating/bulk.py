@@ -17,6 +17,7 @@ from mtask.model.actions import Intent
 from mtask.model.bulk import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
 from mtask.model.documents import describe_validation
 from mtask.model.publishing.tenants import prefix_of
+from mtask.parts.relays import RELAYS
 from mtask.store import bulk, diagnosis
 from mtask.store.driver.extended_json import extended_exactly
 from mtask.store.driver.operation import Operation
@@ -174,7 +175,7 @@ class Carrying:
 
     def step(self) -> Operation[Bulk]:
         """Carry out the next batch, unless another process does."""
-        found = yield from bulk.step(self.bulk_id, self.holder)
+        found = yield from bulk.step(self.bulk_id, self.holder, RELAYS)
         self.is_ours = found.is_ours
         return (yield from bulk_of(found.document))
 

@@ -18,8 +18,8 @@ from mtask.store import workers
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.encryption.sealer import LOG, MESSAGE, REASON, RETURNS, Sealer
 from mtask.store.run_logs import RunLines
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.statements.requests import NewParams
 from mtask.store.tasks.publishing import NewTask
 

@@ -18,7 +18,7 @@ from mtask.store.driver.operation import Operation, tasks
 from mtask.store.flows import room, settling
 from mtask.store.layout.indexes import CHILDREN_INDEX
 from mtask.store.statements import filters, owing, views
-from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.tasks import claims
 
 Document = dict[str, Any]

@@ -14,7 +14,7 @@ from mtask.model.documents import MAX_STEPS, SCHEMA_VERSION
 from mtask.store.driver.operation import Operation, places, tasks
 from mtask.store.layout.indexes import FLOW_INDEX
 from mtask.store.statements import expressions as x
-from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.outbox import OwedTask
 
 #: The tasks for which room was taken are there after this time, in ms, or never will be.
 _ADDED_MS = 60_000

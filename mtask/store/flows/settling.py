@@ -25,6 +25,7 @@ from mtask.store.layout.indexes import FLOW_INDEX, HELD_INDEX
 from mtask.store.statements import expressions as x
 from mtask.store.statements import filters, flows, owing
 from mtask.store.statements.derive import Pipeline
+from mtask.store.tasks.relaying import Relay
 
 Document = dict[str, Any]
 _logger = SureLogger("mtask.store")
@@ -49,6 +50,9 @@ def settle_all(task_ids: Iterable[str]) -> Operation[None]:
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
         further = yield from settle(batch)
         waiting = [*dict.fromkeys([*waiting, *further])]
+
+
+RELAY = Relay("owed_since", settle_all, lambda run, goes_on: run.is_step or goes_on)
 
 
 def settle(task_ids: Sequence[str]) -> Operation[list[str]]:

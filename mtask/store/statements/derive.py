@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any
 
 from mtask.model.rules import HORIZON, KEPT_RUNS
-from mtask.model.status import RunStatus, TaskStatus
+from mtask.model.status import RunStatus
 from mtask.store.driver.encoding import as_sent
-from mtask.store.statements import callbacks, rules
 from mtask.store.statements import expressions as x
-from mtask.store.statements.gathering import open_next
+from mtask.store.statements import outbox, rules
+from mtask.store.statements.rounds import open_next
 
 Stage = Mapping[str, Any]
 Pipeline = list[Stage]
@@ -79,13 +79,7 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
     # The first stage computes values that the second stage needs. The field `_derived` carries these values.
     derived = f"${_DERIVED}"
     final = x.is_final(f"{derived}.status")
-    retain = {
-        "$cond": [
-            {"$eq": [f"{derived}.status", TaskStatus.SUCCESS.value]},
-            f"{x.OPTION}.retain_success_ms",
-            f"{x.OPTION}.retain_fail_ms",
-        ]
-    }
+    retain = outbox.retain_ms(f"{derived}.status")
     is_kept_for_ever = {"$or": [{"$not": [final]}, {"$eq": [{"$ifNull": [retain, None]}, None]}]}
     # Before the update, a task has a finish_time exactly if it was final. Some updates change the stored status first.
     was_final = {"$gt": [f"{x.STATE}.finish_time", None]}
@@ -94,12 +88,12 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
     has_news = {"$and": [x.FLOW, {"$ne": [final, was_final]}, x.must_tell(f"{derived}.status")]}
     return [
         {"$set": {_DERIVED: rules.derived(now)}},
-        {"$set": {f"{_DERIVED}.tells": callbacks.tells(f"{derived}.status", was_final)}},
+        {"$set": {f"{_DERIVED}.tells": outbox.tells(f"{derived}.status", was_final)}},
         {
             "$set": {
                 "task_state.status": f"{derived}.status",
                 "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
-                "task_state.finish_time": {"$cond": [final, finish_time(now), "$$REMOVE"]},
+                "task_state.finish_time": {"$cond": [final, x.finish_time(now), "$$REMOVE"]},
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
                 "task_state.reason": {"$cond": [final, f"{x.STATE}.reason", "$$REMOVE"]},
                 "expire_time": {
@@ -107,24 +101,19 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
                         "branches": [
                             {"case": x.FLOW, "then": kept_with_flow},
                             # A task that is still to publish its next task, or to tell its end, stays.
-                            {"case": {"$or": [x.OWED_SINCE, callbacks.OWED, f"{derived}.tells"]}, "then": "$$REMOVE"},
+                            {"case": {"$or": [x.OWED_SINCE, outbox.OWED_ENDS, f"{derived}.tells"]}, "then": "$$REMOVE"},
                             {"case": is_kept_for_ever, "then": "$$REMOVE"},
                         ],
-                        "default": x.add_ms(finish_time(now), retain),
+                        "default": x.add_ms(x.finish_time(now), retain),
                     }
                 },
                 "owed_since": {"$cond": [has_news, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]},
-                **callbacks.owe(f"{derived}.tells", f"{derived}.status", now),
+                **outbox.owe_end(f"{derived}.tells", f"{derived}.status", now),
                 _DERIVED: "$$REMOVE",
                 **(also or {}),
             }
         },
     ]
-
-
-def finish_time(now: x.Expression) -> x.Expression:
-    """Return the finish_time of a task that is now final. A stored finish_time stays."""
-    return {"$ifNull": [f"{x.STATE}.finish_time", now]}
 
 
 def trimmed(runs: x.Expression = x.RUNS) -> x.Expression:

@@ -143,3 +143,8 @@ def without(document: str, *names: str) -> Expression:
     """Return a document without these fields. `$unsetField` would do it, but lies outside of the Stable API."""
     kept = {"$filter": {"input": {"$objectToArray": document}, "cond": {"$not": [{"$in": ["$$this.k", list(names)]}]}}}
     return {"$arrayToObject": kept}
+
+
+def finish_time(now: Expression) -> Expression:
+    """Return the finish_time of a task that is now final. A stored finish_time stays."""
+    return {"$ifNull": [f"{STATE}.finish_time", now]}

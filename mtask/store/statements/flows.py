@@ -8,9 +8,9 @@ from typing import Any
 
 from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
 from mtask.model.status import FAILED, FINAL, OPEN, TaskStatus
-from mtask.store.statements import callbacks, requests
 from mtask.store.statements import expressions as x
-from mtask.store.statements.derive import Pipeline, close_lapsed, derive, finish_time
+from mtask.store.statements import outbox, requests
+from mtask.store.statements.derive import Pipeline, close_lapsed, derive
 from mtask.store.statements.filters import OWES_VALUE, Filter, by_ids, in_time
 
 STATUS = "task_state.status"
@@ -187,15 +187,9 @@ def cross_off() -> Mapping[str, Any]:
 def cross_off_alone(now: x.Expression = x.NOW) -> Pipeline:
     """Remove the mark of a task of no flow: its next task is published. Its retention, if it has one, begins."""
     return [
-        {"$set": {"expire_time": retention_alone(now)}},
+        {"$set": {"expire_time": outbox.retention_alone(now)}},
         {"$set": {"owed_since": "$$REMOVE", "quiet_time": now}},
     ]
-
-
-def retention_alone(now: x.Expression) -> x.Expression:
-    """Return the expire_time of a task of no flow that owes no task and no value."""
-    is_kept = {"$or": [{"$not": [x.is_final()]}, callbacks.OWED, {"$eq": [_retain(), None]}]}
-    return {"$cond": [is_kept, "$$REMOVE", x.add_ms(finish_time(now), _retain())]}
 
 
 def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
@@ -307,27 +301,21 @@ def open_steps() -> Filter:
 
 def owed_steps() -> Filter:
     """Match the tasks that still owe others something, or whose end is to be told. The caller adds the flow."""
-    return {"$or": [{"owed_since": {"$exists": True}}, callbacks.owed()]}
+    return {"$or": [{"owed_since": {"$exists": True}}, outbox.owing_ends()]}
 
 
 def without_retention() -> Filter:
     """Match the tasks whose retention has not begun, although their options ask for it. The caller adds the flow."""
-    return {"expire_time": None, "$expr": {"$ne": [_retain(), None]}}
+    return {"expire_time": None, "$expr": {"$ne": [outbox.retention(), None]}}
 
 
 def begin_retention(now: x.Expression = x.NOW) -> Pipeline:
     """Begin the retention of a step, if it has ended. The retention of a flow's steps begins at the flow's end."""
-    owes = {"$or": [x.OWED_SINCE, callbacks.OWED]}
-    has_ended = {"$and": [x.is_final(), {"$not": [owes]}, {"$ne": [_retain(), None]}]}
-    return [{"$set": {"expire_time": {"$cond": [has_ended, x.add_ms(now, _retain()), "$$REMOVE"]}}}]
+    owes = {"$or": [x.OWED_SINCE, outbox.OWED_ENDS]}
+    has_ended = {"$and": [x.is_final(), {"$not": [owes]}, {"$ne": [outbox.retention(), None]}]}
+    return [{"$set": {"expire_time": {"$cond": [has_ended, x.add_ms(now, outbox.retention()), "$$REMOVE"]}}}]
 
 
 def end_flow(now: x.Expression = x.NOW) -> Pipeline:
     """Record in its first step that the flow has ended."""
     return [{"$set": {"flow.end_time": now}}]
-
-
-def _retain() -> x.Expression:
-    is_success = {"$eq": [x.STATUS, TaskStatus.SUCCESS.value]}
-    retain = {"$cond": [is_success, f"{x.OPTION}.retain_success_ms", f"{x.OPTION}.retain_fail_ms"]}
-    return {"$ifNull": [retain, None]}

@@ -1,28 +1,30 @@
 """Statements of publishing that gathers: the rules of `mtask.model.publishing.gathering` as server expressions.
 
-`open_next` ends every general update. It begins the next round of a task in the same update that ended the last run. A
-task without a next round does not change.
+How the next round of a task begins is in `mtask.store.statements.rounds`: every general update ends with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from mtask.model.documents import MAX_CALLS, MAX_FORMER_QUEUES, GatherKind
+from mtask.model.documents import MAX_CALLS, GatherKind
 from mtask.model.publishing.gathering import MAX_GATHERED_BYTES
 from mtask.model.status import FINAL, RunStatus, TaskStatus
-from mtask.store.driver.encoding import as_sent
 from mtask.store.statements import expressions as x
-from mtask.store.statements import rules
+from mtask.store.statements.rounds import (
+    GATHER,
+    NEWEST,
+    Stage,
+    begin,
+    begun,
+    collects,
+    has_begun,
+    has_live,
+    without_calls,
+)
 
-Stage = Mapping[str, Any]
-GATHER = "$gather"
-_NEWEST = f"{GATHER}.newest"
-#: The fields of `gather` that say whose params a round has.
-_OF_CALLS = ("kind", "first_time", "debounce_ms", "max_wait_ms", "ids", "full")
 _KNOWN = [f"{GATHER}.ids", f"{GATHER}.seen", f"{x.AGAIN}.gather.ids"]
 
 
@@ -70,7 +72,7 @@ class SentCall:
 
 def last_asked_time() -> x.Expression:
     """Return the asked_time of the newest call in the document, or null."""
-    return {"$max": [f"{_NEWEST}.asked_time", f"{x.AGAIN}.gather.newest.asked_time"]}
+    return {"$max": [f"{NEWEST}.asked_time", f"{x.AGAIN}.gather.newest.asked_time"]}
 
 
 def asked_time(now: x.Expression = x.NOW) -> x.Expression:
@@ -83,27 +85,10 @@ def is_known(call_id: str) -> x.Expression:
     return {"$or": [{"$in": [x.literal(call_id), {"$ifNull": [ids, []]}]} for ids in _KNOWN]}
 
 
-def _has_live(now: x.Expression) -> x.Expression:
-    return x.exists(rules.live_runs(now))
-
-
-def _has_begun() -> x.Expression:
-    return x.exists(x.runs_where(x.current()))
-
-
-def _collects() -> x.Expression:
-    return {"$eq": [f"{GATHER}.kind", "calls"]}
-
-
 def must_wait(now: x.Expression) -> x.Expression:
     """Whether a call goes to the next round. This is the server's form of `gathering.must_wait`."""
-    is_tried = {"$and": [_collects(), _has_begun(), {"$not": [x.is_final()]}]}
-    return {"$or": [x.AGAIN, _has_live(now), is_tried]}
-
-
-def is_ready(now: x.Expression) -> x.Expression:
-    """Whether the next round begins. This is the server's form of `gathering.is_ready`."""
-    return {"$and": [x.AGAIN, {"$not": [_has_live(now)]}, {"$or": [{"$not": [_collects()]}, x.is_final()]}]}
+    is_tried = {"$and": [collects(), has_begun(), {"$not": [x.is_final()]}]}
+    return {"$or": [x.AGAIN, has_live(now), is_tried]}
 
 
 def start_time(gather: str, given: x.Expression, now: x.Expression) -> x.Expression:
@@ -122,81 +107,13 @@ def start_time(gather: str, given: x.Expression, now: x.Expression) -> x.Express
     }
 
 
-def open_next(now: x.Expression = x.NOW) -> list[Stage]:
-    """Begin the next round if it is ready. This must come after the stages that derive the status."""
-    return [_encoded_open()] if now == x.NOW else [_open(now)]
-
-
-@cache
-def _encoded_open() -> Stage:
-    return as_sent(_open(x.NOW))
-
-
-def _open(now: x.Expression) -> Stage:
-    return {"$replaceWith": {"$cond": [is_ready(now), begin(x.AGAIN, _begun(x.AGAIN), now), "$$ROOT"]}}
-
-
-def _begun(following: str) -> x.Expression:
-    """Return the gathering of a new round. This is the server's form of `gathering.begun`."""
-    former = {"$concatArrays": [{"$ifNull": [f"{GATHER}.{name}", []]} for name in ("seen", "ids")]}
-    seen = {"$cond": [{"$gt": [{"$size": former}, 0]}, {"$slice": [former, -MAX_CALLS]}, "$$REMOVE"]}
-    remembered = {"consumed": _NEWEST, "seen": seen}
-    return {"$mergeObjects": [f"{following}.gather", remembered]}
-
-
-def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Expression = True) -> x.Expression:
-    """Return the document with the params of `following`, and with all its runs past.
-
-    `is_new`: whether this begins a round. If not, the task has no runs yet. No current run is left, so the derived
-    fields of the result are simple.
-    """
-    # The document keeps what the last round returned, and not what all rounds returned: there may be many.
-    kept_run = {"$cond": [{"$eq": ["$$run.past", True]}, x.without("$$run", "returns"), "$$run"]}
-    aged = {"$map": {"input": x.RUNS, "as": "run", "in": {"$mergeObjects": [kept_run, {"past": True}]}}}
-    start = f"{following}.start_time"
-    # Without a start_time, a new round would be due since the creation of the task, and go before all other tasks.
-    at_once, due = ({"$cond": [is_new, now, other]} for other in ("$$REMOVE", f"{x.STATE}.create_time"))
-    state = {
-        "$mergeObjects": [
-            x.without(x.STATE, "start_time", "finish_time", "reason", "next_id"),
-            moved_to(f"{following}.queue", now),
-            {
-                "status": TaskStatus.INIT.value,
-                "start_time": {"$ifNull": [start, at_once]},
-                "next_preempt_time": {"$ifNull": [start, due]},
-                "failed_cnt": 0,
-                "cancel_requested": False,
-                "worker_states": {"$cond": [_has_begun(), aged, x.RUNS]},
-            },
-        ]
-    }
-    # Without quiet_time, the streams of workers report the change.
-    kept = x.without("$$ROOT", "again", "lookup", "sealed", "expire_time", "quiet_time")
-    content = {name: f"{following}.{name}" for name in ("params", "queue", "task_option", "lookup", "sealed")}
-    return {"$mergeObjects": [kept, {**content, "task_state": state, "gather": gather}]}
-
-
-def moved_to(queue: x.Expression, now: x.Expression) -> dict[str, x.Expression]:
-    """Return queue_time and former_queues, by name. They change only if the task moves to another queue."""
-    former = f"{x.STATE}.former_queues"
-    others = {"$filter": {"input": former, "as": "former", "cond": {"$ne": ["$$former", "$queue"]}}}
-    before = {"$cond": [{"$isArray": [former]}, others, []]}
-    is_moved = {"$ne": ["$queue", queue]}
-
-    def if_moved(value: x.Expression, field: str) -> x.Expression:
-        return {"$cond": [is_moved, value, {"$ifNull": [f"{x.STATE}.{field}", "$$REMOVE"]}]}
-
-    newest_first = {"$slice": [{"$concatArrays": [["$queue"], before]}, MAX_FORMER_QUEUES]}
-    return {"queue_time": if_moved(now, "queue_time"), "former_queues": if_moved(newest_first, "former_queues")}
-
-
 def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
     """Return the stages that add a call to a task. Stages that close lapsed runs and derive must come before."""
-    is_over = {"$or": [_has_begun(), x.is_final()]}
+    is_over = {"$or": [has_begun(), x.is_final()]}
     # base_round in `mtask.model.publishing.gathering`
     base = {"$cond": ["$$waits", {"$ifNull": [x.AGAIN, None]}, {"$cond": [is_over, None, _PRESENT]}]}
     is_in_place = {"$and": [{"$not": ["$$waits"]}, "$$base"]}
-    gather = {"$cond": ["$$base", "$$round.gather", _begun("$$round")]}
+    gather = {"$cond": ["$$base", "$$round.gather", begun("$$round")]}
     into_round = {
         "$cond": [
             "$$waits",
@@ -204,7 +121,7 @@ def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
             begin("$$round", gather, now, {"$not": ["$$base"]}),
         ]
     }
-    consumed = {"$cond": [is_in_place, f"{GATHER}.consumed", _NEWEST]}
+    consumed = {"$cond": [is_in_place, f"{GATHER}.consumed", NEWEST]}
     changed = _with_base(base, consumed, into_round, call, now)
     return [{"$replaceWith": {"$let": {"vars": {"waits": must_wait(now)}, "in": changed}}}]
 
@@ -217,9 +134,9 @@ def reopen(call: SentCall, now: x.Expression = x.NOW) -> Stage:
     must come before the stages that derive the status.
     """
     is_repeated = is_known(call.call_id) if call.remembers() else False
-    is_late = False if call.kind == "calls" else {"$lte": [call.mark(), {"$ifNull": [_NEWEST, None]}]}
+    is_late = False if call.kind == "calls" else {"$lte": [call.mark(), {"$ifNull": [NEWEST, None]}]}
     has_no_part = {"$or": [x.FLOW, is_repeated, is_late]}
-    opens = {"$and": [x.is_final(), _has_live(now), {"$not": [has_no_part]}]}
+    opens = {"$and": [x.is_final(), has_live(now), {"$not": [has_no_part]}]}
     stays = {"$eq": ["$$run.status", RunStatus.RUNNING.value]}
     aged = {"$cond": [stays, "$$run", {"$mergeObjects": ["$$run", {"past": True}]}]}
     opened = {
@@ -238,7 +155,7 @@ def untouched(task_id: str) -> dict[str, Any]:
 
 def is_untouched() -> x.Expression:
     """Whether the task is INIT and no claim has begun its round."""
-    return {"$and": [{"$eq": [x.STATUS, TaskStatus.INIT.value]}, {"$not": [_has_begun()]}]}
+    return {"$and": [{"$eq": [x.STATUS, TaskStatus.INIT.value]}, {"$not": [has_begun()]}]}
 
 
 def add_untouched(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
@@ -353,17 +270,12 @@ def first_round(call: SentCall, now: x.Expression = x.NOW) -> tuple[dict[str, x.
     return {**gather, "newest": call.mark(), **waits}, start
 
 
-def without_calls() -> x.Expression:
-    """Return `gather` of a task whose params a plain publish replaces. Only the order of the calls stays."""
-    return {"$cond": [GATHER, x.without(GATHER, *_OF_CALLS), "$$REMOVE"]}
-
-
 def outside_window(task_id: str, window_ms: int) -> dict[str, Any]:
     """Match the task if it has ended, and has not succeeded within the window. A task of a flow does not match."""
     has_passed = {"$lte": [x.add_ms(f"{x.STATE}.finish_time", window_ms), x.NOW]}
     is_over = {"$or": [{"$ne": [x.STATUS, TaskStatus.SUCCESS.value]}, has_passed]}
     ended = {"task_state.status": {"$in": FINAL}}
-    return {"_id": task_id, "flow": None, **ended, "$expr": {"$and": [{"$not": [_has_live(x.NOW)]}, is_over]}}
+    return {"_id": task_id, "flow": None, **ended, "$expr": {"$and": [{"$not": [has_live(x.NOW)]}, is_over]}}
 
 
 def renew(content: Mapping[str, Any], start: x.Expression, now: x.Expression = x.NOW) -> list[Stage]:
@@ -378,7 +290,7 @@ def renew(content: Mapping[str, Any], start: x.Expression, now: x.Expression = x
 
 def verdict(call: SentCall) -> dict[str, x.Expression]:
     """Return the projection that tells what has become of a call, on the document right after it."""
-    newest = [f"{path}.call_id" for path in (_NEWEST, f"{x.AGAIN}.gather.newest")]
+    newest = [f"{path}.call_id" for path in (NEWEST, f"{x.AGAIN}.gather.newest")]
     is_newest = {"$in": [x.literal(call.call_id), newest]}
     kind = {"$cond": [x.AGAIN, f"{x.AGAIN}.gather.kind", f"{GATHER}.kind"]}
     return {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from mtask.model.status import RunStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements import rules
-from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.outbox import OwedTask
 
 
 # It is made for each run, and never changed. A frozen dataclass takes three times as long to make.

@@ -13,11 +13,11 @@ from typing import Any
 
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.driver.encoding import as_sent
-from mtask.store.statements import callbacks, owing, rules
 from mtask.store.statements import expressions as x
+from mtask.store.statements import outbox, rules
 from mtask.store.statements.derive import Pipeline, Stage, close_lapsed, derive, derive_routinely, trimmed
-from mtask.store.statements.gathering import is_ready, open_next
 from mtask.store.statements.outcome import Outcome, failure_delay, progress_of, reported_progress
+from mtask.store.statements.rounds import is_ready, open_next
 
 _CLOSED_WITHOUT_RESULT = [RunStatus.FAIL.value, RunStatus.TIMEOUT.value, RunStatus.CANCELED.value]
 
@@ -109,8 +109,8 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     nexts = [outcome.next for outcome in outcomes]
     goes_on: Pipeline = []
     if any(nexts):
-        change |= owing.before_derived()
-        goes_on = owing.go_on(ids, nexts, now)
+        change |= outbox.before_derived()
+        goes_on = outbox.go_on(ids, nexts, now)
     return [*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on, *open_next(now)]
 
 
@@ -197,8 +197,8 @@ def quarantine(task_id: str, worker_id: str, reason: str, now: x.Expression = x.
     # No other task has caused this end, so no retry of another task opens it again.
     is_step = {"$eq": [{"$type": x.FLOW}, "object"]}
     unheld = {"$cond": [is_step, x.without(x.FLOW, "held_by"), x.FLOW]}
-    # A malformed callback can tell nothing. The status changes here, so it is told even if another was final before.
-    is_readable = {"$eq": [{"$type": f"{callbacks.CALLBACK}.url"}, "string"]}
-    is_told = {"$and": [is_readable, callbacks.tells(TaskStatus.FAIL.value, False)]}
-    told = callbacks.owe(is_told, TaskStatus.FAIL.value, now)
+    # A malformed receiver can be told nothing. The status changes here, so it is told even if another was final before.
+    is_readable = {"$eq": [{"$type": f"{outbox.CALLBACK}.url"}, "string"]}
+    is_told = {"$and": [is_readable, outbox.tells(TaskStatus.FAIL.value, False)]}
+    told = outbox.owe_end(is_told, TaskStatus.FAIL.value, now)
     return [{"$set": {"task_state": state, "owed_since": owed_since, "flow": unheld, **told}}]

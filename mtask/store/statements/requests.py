@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from mtask.model.documents import MAX_FORMER_BYTES, MAX_FORMER_PARAMS, SCHEMA_VERSION
 from mtask.model.options import TaskOption
+from mtask.model.parts import OPTIONAL
 from mtask.model.status import RunStatus, TaskStatus
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline, close_lapsed, derive, trimmed
-from mtask.store.statements.gathering import moved_to, without_calls
+from mtask.store.statements.rounds import moved_to, without_calls
 
 _INIT = TaskStatus.INIT.value
 
@@ -67,16 +68,15 @@ def republish(
     runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
     """
     pipeline = close_lapsed(now)
-    optional = ("sealed", "lookup", "callback", "trace")
     if replacement is not None:
         queue = x.literal(replacement["queue"])
         pipeline.append(
             {
                 "$set": {
-                    **{name: x.literal(value) for name, value in replacement.items() if name not in optional},
+                    **{name: x.literal(value) for name, value in replacement.items() if name not in OPTIONAL},
                     **{
                         name: "$$REMOVE" if (value := replacement.get(name)) is None else x.literal(value)
-                        for name in optional
+                        for name in OPTIONAL
                     },
                     "task_state.start_time": "$$REMOVE" if start is None else start,
                     **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},

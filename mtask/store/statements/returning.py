@@ -13,7 +13,7 @@ from typing import Any
 
 from mtask.model.status import RunStatus
 from mtask.store.statements import expressions as x
-from mtask.store.statements import flows
+from mtask.store.statements import outbox
 from mtask.store.statements.derive import Pipeline
 from mtask.store.statements.filters import OWES_VALUE, RUNS, Filter, by_ids
 
@@ -60,6 +60,6 @@ def _settle(condition: x.Expression, fields: Mapping[str, x.Expression], now: x.
     stays = {"$or": [x.FLOW, "$owed_tasks", {"$ne": [x.OWED_VALUES, []]}]}
     return [
         {"$set": {"task_state.worker_states": runs}},
-        {"$set": {"expire_time": {"$cond": [stays, "$expire_time", flows.retention_alone(now)]}}},
+        {"$set": {"expire_time": {"$cond": [stays, "$expire_time", outbox.retention_alone(now)]}}},
         {"$set": {"owed_since": {"$cond": [stays, x.OWED_SINCE, "$$REMOVE"]}, "quiet_time": now}},
     ]

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtask.model.status import RunStatus, TaskStatus
-from mtask.store.statements import callbacks, rules
 from mtask.store.statements import expressions as x
-from mtask.store.statements.derive import NEAR_MS, Pipeline, finish_time
+from mtask.store.statements import outbox, rules
+from mtask.store.statements.derive import NEAR_MS, Pipeline
 from mtask.store.statements.filters import NEXT, RUNS, Filter, by_ids, fence_of
 from mtask.store.statements.outcome import Outcome, reported_progress
 from mtask.store.statements.pipelines import new_run
@@ -29,8 +29,8 @@ _WANTS_ONE = [
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]
-#: The end of a task with a callback is to be told.
-_TELLS_NONE = {"$not": [callbacks.CALLBACK]}
+#: The end of such a task is to be told.
+_TELLS_NONE = {"$not": [outbox.CALLBACK]}
 #: The end of a step concerns other tasks of its flow.
 _OF_NO_FLOW = [{"$not": [x.FLOW]}, {"$not": [x.OWED_SINCE]}]
 #: A task that owes others tasks, and a task that already has a finish_time, are left to the general statement.
@@ -122,9 +122,9 @@ def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps
         RUNS: [{"$let": {"vars": {"run": {"$arrayElemAt": [x.RUNS, 0]}}, "in": closed}}],
         "task_state.status": TaskStatus.SUCCESS.value,
         "task_state.cancel_requested": False,
-        "task_state.finish_time": finish_time(now),
+        "task_state.finish_time": x.finish_time(now),
         NEXT: "$$REMOVE",
-        "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(finish_time(now), retain)]},
+        "expire_time": {"$cond": [is_kept_for_ever, "$$REMOVE", x.add_ms(x.finish_time(now), retain)]},
         "quiet_time": now,
     }
     if has_steps:

@@ -32,6 +32,7 @@ _TIME_OR_NONE = (datetime, type(None))
 _SHORT_KEY = MAX_KEY_BYTES // 4
 #: The status of the task, and of its run.
 _RUNNING = "RUNNING"
+_NOBODY: frozenset[str] = frozenset()
 
 
 class RunFacts(NamedTuple):
@@ -50,7 +51,7 @@ class RunFacts(NamedTuple):
     is_simple: bool
     is_step: bool  #: whether the task is a step of a flow
     is_chained: bool  #: whether another task went on as this one
-    has_callback: bool
+    owes: frozenset[str]  #: the fields of the task that say whom its end concerns
     due: datetime  #: the next_preempt_time that the task had when this run claimed it
     is_interrupted: bool  #: whether the run before this one lapsed or was handed back
 
@@ -73,7 +74,7 @@ def facts_of(task: StoredTask, run: Run) -> RunFacts:
         is_simple,
         task.flow is not None,
         task.chain is not None,
-        task.callback is not None,
+        frozenset(name for name in ("flow", "callback") if getattr(task, name) is not None),
         due,
         is_interrupted,
     )
@@ -141,7 +142,7 @@ def simple_facts(document: Document, run_id: str, worker_id: str, names: Contain
         return None
     # The constructor of a named tuple is a function in Python, and takes as long as half of the checks above.
     due = start or created
-    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, False, due, False)
+    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, _NOBODY, due, False)
     return tuple.__new__(RunFacts, facts)
 
 

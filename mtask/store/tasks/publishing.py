@@ -14,6 +14,7 @@ from pymongo import UpdateOne
 
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning
 from mtask.model.documents import GatherKind
+from mtask.model.parts import OPTIONAL
 from mtask.store.driver.encoding import as_sent
 from mtask.store.driver.operation import Operation, command, tasks
 from mtask.store.statements import expressions as x
@@ -22,7 +23,7 @@ from mtask.store.statements import filters, requests
 IfExists = Literal["keep", "update", "reject"]
 IfRunning = Literal["keep", "again"]
 _RACES = 5
-_REPLACED = ("queue", "params", "task_option", "sealed", "lookup", "callback", "trace")
+_REPLACED = ("queue", "params", "task_option", *OPTIONAL)
 
 
 @dataclass(slots=True)  # not frozen: that would make its creation several times as slow, and there are many

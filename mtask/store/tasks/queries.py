@@ -219,7 +219,7 @@ def remove_unchanged(task_id: str, also: filters.Filter) -> Operation[bool]:
 def remove_step(task_id: str) -> Operation[bool]:
     """Remove a task of a flow that has ended; return whether it was removed.
 
-    The task stays while its end must still be told: to other tasks of the flow, or by a callback.
+    The task stays while its end must still be told: to other tasks of the flow, or outside of it.
     """
     told: Document = {"owed_since": None, "owed_tasks": {"$in": [None, []]}, "callback_owed": None}
     result = yield tasks("delete_one", {"_id": task_id, "task_state.status": {"$in": FINAL}, **told})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model.callbacks.callback import DELIVERY
+from mtask.features.callbacks.rules import DELIVERY
 from mtask.model.status import FINAL, TaskStatus
 from mtask.store.driver.operation import Operation, command, tasks
-from mtask.store.statements import callbacks
 from mtask.store.statements import expressions as x
+from mtask.store.statements import outbox
 from mtask.store.statements.filters import NEXT, RUNS
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -25,7 +25,7 @@ _NO_DELIVERY: dict[str, Any] = {"name": {"$ne": DELIVERY}}
 
 def is_idle(*, with_callbacks: bool = False) -> Operation[bool]:
     """Whether no task is due or running. Without `with_callbacks`, no worker delivers callbacks: they do not count."""
-    told = [callbacks.owed()] if with_callbacks else []
+    told = [outbox.owing_ends()] if with_callbacks else []
     matched = {"$or": [_DUE, _UNDER_WAY, _OWED, *told], **({} if with_callbacks else _NO_DELIVERY)}
     return (yield tasks("find_one", matched, {"_id": 1})) is None
 

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, Request
 
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.callback import Callback, check_callback
+from mtask.features.callbacks.rules import check_callback
 from mtask.model.options import check_option_names
+from mtask.model.parts import Callback
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route
 from mtask.web.counts import Counts

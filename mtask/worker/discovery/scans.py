@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from time import monotonic
 
 from mtask.errors import MtaskError, OperationFailed
@@ -14,13 +15,13 @@ from mtask.model.rules import HORIZON
 from mtask.store.layout import setup
 from mtask.worker.admission.controls import Controls
 from mtask.worker.discovery.batches import MAX_ALL_PAUSE, Batches
-from mtask.worker.discovery.janitors.callbacks import CallbackJanitor
 from mtask.worker.discovery.janitors.flows import FlowJanitor
 from mtask.worker.discovery.janitors.tasks import TaskJanitor
 from mtask.worker.discovery.lookups import Lookups
 from mtask.worker.discovery.ranks import Ranks
 from mtask.worker.discovery.roster import Roster
 from mtask.worker.log import fields, logger, told
+from mtask.worker.part import Part
 from mtask.worker.state.queue import PreemptionQueue
 from mtask.worker.state.scope import Scope
 from mtask.worker.state.timing import Backoff, wake_or_wait
@@ -51,7 +52,7 @@ class Scans:
         ranks: Ranks,
         janitor: TaskJanitor,
         flow_janitor: FlowJanitor,
-        callback_janitor: CallbackJanitor,
+        parts: Sequence[Part],
     ) -> None:
         self._scope = scope
         self._store = scope.store
@@ -63,7 +64,7 @@ class Scans:
         self._roster = Roster(scope, ranks)
         self._janitor = janitor
         self._flow_janitor = flow_janitor
-        self._callback_janitor = callback_janitor
+        self._parts = parts
         self._wake = asyncio.Event()
         #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
         #: scan is under way: then another full scan follows.
@@ -274,7 +275,8 @@ class Scans:
         if is_full or count % _RECHECKED_EVERY == 0:
             await self._janitor.look_for_malformed()
         await self._flow_janitor.look_after(count)
-        await self._callback_janitor.look_after(count)
+        for part in self._parts:
+            await part.upkeep(count, is_full=is_full)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:
@@ -288,7 +290,6 @@ class Scans:
             self._wake.set()
         await self._janitor.note_unserved()
         await self._flow_janitor.look_for_flows()
-        await self._callback_janitor.look_for_callbacks()
 
     async def _read_peers(self) -> None:
         if await self._roster.read_if_due():

@@ -15,8 +15,8 @@ from typing import Any
 
 from mtask.model.documents import StoredTask
 from mtask.model.status import RunStatus
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.worker.state.held_run import EndReason, HeldRun
 
 Message = dict[str, Any]

@@ -88,8 +88,8 @@ class Ending:
 
     @property
     def is_general(self) -> bool:
-        """Whether a success needs the general statement: the task goes on, or its end is to be told."""
-        return self.goes_on or self.run.has_callback
+        """Whether a success needs the general statement: the task goes on, or its end is to be told outside a flow."""
+        return self.goes_on or "callback" in self.run.owes
 
     @property
     def is_success(self) -> bool:
@@ -120,23 +120,21 @@ class Finisher:
         scope: Scope,
         pinger: Pinger,
         limits: Limits,
-        settler: Settler,
-        teller: Settler,
+        settlers: Sequence[Settler],
         middleware: Sequence[Around[FinishCall]] = (),
     ) -> None:
-        """`teller` publishes callbacks. `middleware` runs around the writing of each outcome."""
+        """`settlers` tell others of the ends. `middleware` runs around the writing of each outcome."""
         self._store = scope.store
         self._ledger = scope.ledger
         self._meter = scope.meter
         self._tempo = scope.tempo
         self._pinger = pinger
         self._limits = limits
-        self._settler = settler
-        self._teller = teller
+        self._settlers = settlers
         self._worker_id = scope.worker_id
         self._middleware = middleware
-        # Three lanes: failures and hand-backs must not wait behind many successes. Successes with a next task or a
-        # callback need the general statement, which is long.
+        # Three lanes: failures and hand-backs must not wait behind many successes. Successes that owe
+        # others something need the general statement, which is long.
         self._successes, self._general, self._others = _Lane(), _Lane(), _Lane()
         self._lanes = (self._others, self._general, self._successes)
         #: The asyncio tasks that send outcomes alone. Groups do not wait for these asyncio tasks.
@@ -190,10 +188,10 @@ class Finisher:
 
         The transaction of a handler may have written it. `goes_on`: whether the end has a next task.
         """
-        if run.is_step or goes_on:
-            self._settler.submit(run.task_id)
-        if run.has_callback:
-            self._teller.submit(run.task_id)
+        if run.owes or goes_on:  # the end of a simple task concerns nobody
+            for settler in self._settlers:
+                if settler.relay.concerns(run, goes_on):
+                    settler.submit(run.task_id)
 
     async def drain(self) -> None:
         """Wait until each outcome is written or its run has lost the lease."""

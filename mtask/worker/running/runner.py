@@ -160,7 +160,7 @@ class Runner:
     async def _finish_committed(self, run: HeldRun, called: Called) -> None:
         """Conclude a run whose transaction has written the SUCCESS.
 
-        First store the value that the handler returned after the commit: dependents and receivers of callbacks read it.
+        First store the value that the handler returned after the commit: those whom the end concerns read it.
         """
         run.is_finishing = True
         self._release(run, is_closed=True)

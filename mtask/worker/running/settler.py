@@ -1,4 +1,4 @@
-"""The settler: after the end of a step, tells the other tasks of its flow. Another one publishes callbacks.
+"""The settlers: each tells others of the ends of tasks, by one relay.
 
 The end of a task and the mark that others are owed are one write. So nothing is lost if this worker dies, or if the
 settler fails: a scan of any worker finds the mark, and does the rest.
@@ -7,27 +7,22 @@ settler fails: a scan of any worker finds the mark, and does the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 from mtask.errors import MtaskError
-from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import AsyncStore
-from mtask.store.flows import settling
+from mtask.store.tasks.relaying import Relay
 from mtask.worker.log import fields, logger, told
 
-#: The most ended steps that are settled together.
+#: The most ended tasks that are settled together.
 _MAX_GROUP = 200
 
 
 class Settler:
     """Settles the ends of tasks in groups. While one group is under way, the next one gathers."""
 
-    def __init__(
-        self, store: AsyncStore, settle: Callable[[Sequence[str]], Operation[None]] = settling.settle_all
-    ) -> None:
-        """`settle` does what the ends of these tasks owe."""
+    def __init__(self, store: AsyncStore, relay: Relay) -> None:
+        self.relay = relay
         self._store = store
-        self._settle = settle
         self._waiting: dict[str, None] = {}
         self._under_way: asyncio.Task[None] | None = None
 
@@ -56,7 +51,7 @@ class Settler:
             for task_id in group:
                 del self._waiting[task_id]
             try:
-                await self._store.run(self._settle(group))
+                await self._store.run(self.relay.settle(group))
             except MtaskError as error:
                 logger.warning(
                     "end of a task not settled, left to a scan", extra=fields(tasks=len(group), reason=told(error))

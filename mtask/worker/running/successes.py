@@ -10,8 +10,8 @@ from mtask.app.next import Next
 from mtask.model.handling.handlers import Handler
 from mtask.model.status import RunStatus
 from mtask.store.driver.encoding import stored_size
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.worker.log import fields, logger
 from mtask.worker.running.finisher import refusal
 from mtask.worker.running.outcomes import checked, describe, failed

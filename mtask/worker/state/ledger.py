@@ -34,8 +34,8 @@ class Ledger:
         self.unusable_keys: set[str] = set()
         #: Whether the database is known to hold flows, or tasks that go on as others.
         self.has_flows = False
-        #: Whether the database holds tasks whose end is to be told, as far as this worker knows.
-        self.has_callbacks = False
+        #: The fields by which the ends of tasks concern others, as far as this worker has met such tasks.
+        self.owing: set[str] = set()
         #: Whether other live workers serve a queue of this worker, as far as it knows.
         self.has_peers = True
         self._held: dict[str, HeldRun] = {}
@@ -63,7 +63,7 @@ class Ledger:
         """Add a claimed run."""
         self._held[run.task_id] = run
         self.has_flows |= run.is_step or run.is_chained
-        self.has_callbacks |= run.has_callback
+        self.owing |= run.owes
 
     def forget(self, run: HeldRun) -> None:
         """Remove this run. If the ledger holds a newer run of the same task, the newer run stays."""

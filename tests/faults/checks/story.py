@@ -20,8 +20,8 @@ from mtask.store.statements import derive, gathering, owing, pipelines, requests
 from mtask.store.statements import expressions as x
 from mtask.store.statements.derive import Pipeline
 from mtask.store.statements.gathering import SentCall
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from tests.faults.checks.written import Written
 from tests.faults.history import Call, Fault, History, Note, Operation, Version
 from tests.faults.order_load import QUEUES

@@ -12,6 +12,7 @@ from mtask import Client, Count, Flow, TaskSpec
 from mtask.client.operating import bulk as requests
 from mtask.errors import BulkNotFound, InvalidInput
 from mtask.model.bulk import SECRET_ID
+from mtask.parts.relays import RELAYS
 from mtask.store import bulk
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import settling
@@ -137,16 +138,16 @@ def test_a_bulk_cancel_of_some_steps_leaves_the_others_to_the_flow(client: AnyCl
 def test_another_process_goes_on_where_the_first_one_died(client: AnyClient, store: SyncStore) -> None:
     fill(client, store)
     begun = client.begin_bulk(client.plan_bulk("retry", status="FAIL").plan)
-    first = store.run(bulk.step(begun.bulk_id, "dies"))
+    first = store.run(bulk.step(begun.bulk_id, "dies", RELAYS))
     assert (first.is_ours, first.document["done_cnt"]) == (True, 10)
-    second = store.run(bulk.step(begun.bulk_id, "waits"))
+    second = store.run(bulk.step(begun.bulk_id, "waits", RELAYS))
     assert (second.is_ours, second.document["done_cnt"]) == (False, 10), "the lease of the first one still holds"
     assert client.count(status="INIT") == 10
     store.database["bulks"].update_one({"_id": begun.bulk_id}, {"$set": {"lease_expire_time": begun.begin_time}})
     done = client.carry_bulk(begun.bulk_id)
     assert (done.done_cnt, done.is_over) == (COUNT, True)
     # The first process comes back: it has lost its lease, and changes nothing more.
-    assert not store.run(bulk.step(begun.bulk_id, "dies")).is_ours
+    assert not store.run(bulk.step(begun.bulk_id, "dies", RELAYS)).is_ours
 
 
 def test_a_batch_whose_end_was_not_written_is_done_again_without_harm(
@@ -164,7 +165,7 @@ def test_a_batch_whose_end_was_not_written_is_done_again_without_harm(
 
     monkeypatch.setattr(bulk, "_change", dying)
     with pytest.raises(KeyboardInterrupt):
-        store.run(bulk.step(begun.bulk_id, "dies"))
+        store.run(bulk.step(begun.bulk_id, "dies", RELAYS))
     monkeypatch.setattr(bulk, "_change", change)
     for row in store.tasks.find({"task_state.status": "INIT"}):
         fail(store, row["_id"], claim(store, row["_id"]), "again")

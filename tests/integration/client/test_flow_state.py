@@ -20,7 +20,7 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import children, operating, reading, settling
 from mtask.store.flows import retention as flow_retention
-from mtask.store.statements.owing import OwedTask
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.tasks import queries, retention
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by

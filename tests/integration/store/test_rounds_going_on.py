@@ -46,6 +46,15 @@ def end(store: SyncStore, task_id: str, following: Next | None = None, *, run_id
     return outcome
 
 
+def test_a_bulk_removal_publishes_first_what_a_task_still_owes(store: SyncStore, client: Client) -> None:
+    client.publish("read", key="k")
+    held = claim(store, "read:k")
+    owed = Next("store", {"n": 1}).prepare(StoredTask.model_validate(document(store, "read:k")), run_id=held)
+    store.run(claims.finish([Outcome("read:k", held, RunStatus.SUCCESS, next=owed)]))
+    assert client.run_bulk(client.plan_bulk("remove", name="read").plan).done_cnt == 1
+    assert [*nexts(store).values()] == [{"n": 1}]
+
+
 def nexts(store: SyncStore, name: str = "store") -> dict[str, Any]:
     return {each["key"]: each["params"] for each in store.tasks.find({"name": name})}
 

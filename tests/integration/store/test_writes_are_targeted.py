@@ -30,8 +30,8 @@ from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import changing, children, operating, retention, settling
 from mtask.store.metrics import tallies
 from mtask.store.queues.permits import PermitPool
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims, returning
 from mtask.worker.logkeeping.options import LogOptions
 from tests.clients import claim, server_now

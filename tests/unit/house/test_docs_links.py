@@ -13,8 +13,8 @@ import pytest
 
 import mtask
 from mtask import errors
+from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE
 from mtask.model import rules
-from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE
 from mtask.store.metrics import counts
 from tools.site_fences import faults_of
 

@@ -99,7 +99,7 @@ STARTS = {
             "apscheduler",
             "ctypes",
             "http.client",
-            "mtask.worker.callbacks.sending",
+            "mtask.features.callbacks.sending",
             "mtask.worker.executors.pool",
             "mtask.worker.logkeeping.keeper",
             "mtask.client.aio",

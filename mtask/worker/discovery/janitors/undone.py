@@ -1,6 +1,6 @@
 """Work that another process left undone: done together where possible, and apart where one item holds up the others.
 
-The janitors of flows and of callbacks share this. A database without what they look after waits for neither.
+The janitor of flows and the parts of features share this. A database without what they look after waits for none.
 """
 
 from __future__ import annotations

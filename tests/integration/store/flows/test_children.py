@@ -16,8 +16,8 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Call
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import children, finding, room
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims, queries
 from tests.clients import claim
 from tests.integration import stores

@@ -18,8 +18,8 @@ from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import children, finding, publishing, settling
 from mtask.store.flows.publishing import NewFlow, NewStep
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims, queries, transactions
 from mtask.store.tasks.publishing import NewTask
 from tests.parity.cases import SCALE

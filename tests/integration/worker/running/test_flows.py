@@ -114,7 +114,7 @@ def test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another(
 ) -> None:
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app()) as bench:
-            bench.worker.parts.settler.submit = lambda task_id: None  # type: ignore[method-assign]
+            bench.worker.parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
             flow = Flow("f")
             flow.add("b", "work", after=[flow.add("a", "work")])
             await bench.client.publish_flow(flow)

@@ -13,8 +13,8 @@ from mtask.model.status import RunStatus
 from mtask.store.driver.operation import Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import room
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks import claims
 from mtask.testing import bench
 from tests.clients import claim
@@ -151,7 +151,7 @@ def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app(), queues=["default", "a"]) as bench:
             parts = bench.worker.parts
-            parts.settler.submit = lambda task_id: None  # type: ignore[method-assign]
+            parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
             look_after = parts.scans._flow_janitor.look_after
 
             async def nothing(count: int) -> None: ...
@@ -184,13 +184,13 @@ def test_the_outbox_gap_of_a_flow(mongo_uri: str, database_name: str, mongo: Mon
             await opened.wait()
 
         async with working(mongo_uri, database_name, mongo, app, queues=QUEUES) as bench:
-            submit = bench.worker.parts.settler.submit
+            submit = bench.worker.parts.settlers[0].submit
 
             def die_once(task_id: str) -> None:
                 if task_id != "first:f/d1":
                     submit(task_id)
 
-            bench.worker.parts.settler.submit = die_once  # type: ignore[method-assign]
+            bench.worker.parts.settlers[0].submit = die_once  # type: ignore[method-assign]
             flow = Flow("f", retain_success_ms=0)
             after = [flow.add("d1", "first", {"user": 1}, queue="a"), flow.add("d2", "d2")]
             flow.add("p", "work", after=after)
@@ -451,7 +451,7 @@ def test_a_task_that_owes_its_next_one_is_removed_after_it_is_published(
 ) -> None:
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app(), queues=["a"]) as bench:
-            bench.worker.parts.settler.submit = lambda task_id: None  # type: ignore[method-assign]
+            bench.worker.parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
             await bench.client.publish("first", {"user": 1}, key="k", queue="a")
             await bench.status("first:k", "SUCCESS")
             assert await bench.client.remove("first", "k")

@@ -13,9 +13,10 @@ import pytest
 
 from mtask import App, Context, Flow, Next
 from mtask.errors import DatabaseUnavailable, FlowWaitTimeout, ResultLost, TaskRunning, WaitTimeout
+from mtask.features.callbacks import operations as callbacks
 from mtask.model.options import TaskOptions
 from mtask.model.status import RunStatus, WorkerStatus
-from mtask.store import callbacks, workers
+from mtask.store import workers
 from mtask.store.driver.operation import Operation
 from mtask.store.flows import settling
 from mtask.store.statements.outcome import Outcome

@@ -118,8 +118,8 @@ def test_the_memory_of_a_process_that_is_gone_is_not_known() -> None:
 
 def test_an_outcome_arrives_as_it_was_made() -> None:
     from mtask.model.status import RunStatus
+    from mtask.store.statements.outbox import OwedTask
     from mtask.store.statements.outcome import Outcome
-    from mtask.store.statements.owing import OwedTask
 
     owed = OwedTask({"_id": "a:b", "params": {"x": 1}}, delay_ms=5)
     for outcome in (

@@ -47,7 +47,7 @@ def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
         queue="default",
         name=name,
         is_step=False,
-        has_callback=False,
+        owes=frozenset(),
         took=None,
         run_id=name,
         task_id=name,
@@ -79,7 +79,7 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 for run in runs:
                     self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None), cast(Any, None))
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
         await asyncio.sleep(0)  # their group is under way
@@ -109,7 +109,7 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                 for run in runs:
                     self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), cast(Any, None), cast(Any, None))
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
         await asyncio.sleep(0)

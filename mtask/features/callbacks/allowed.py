@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mtask.errors import InvalidInput, shown
-from mtask.model.callbacks.addresses import Network, check_networks
-from mtask.model.callbacks.callback import DEFAULT_SECRET
-from mtask.model.callbacks.signatures import read_secret
+from mtask.features.callbacks.addresses import Network, check_networks
+from mtask.features.callbacks.rules import DEFAULT_SECRET
+from mtask.features.callbacks.signatures import read_secret
 
 _PORTS = {"https": 443, "http": 80}
 _WRITE_HOSTS = "write hosts as hooks.example.com, *.example.com:8443, http://10.0.0.5:8080, or * for all with https"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.signatures import write_secret
-from mtask.worker.callbacks.allowed import NotAllowed, read_options
+from mtask.features.callbacks.allowed import NotAllowed, read_options
+from mtask.features.callbacks.signatures import write_secret
 
 SECRET = write_secret(b"s" * 32)
 

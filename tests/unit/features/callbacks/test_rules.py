@@ -9,15 +9,14 @@ import pytest
 
 from mtask import TaskSpec
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.callback import (
-    MAX_URL,
-    OwedCallback,
+from mtask.features.callbacks.rules import (
     TaskIdentity,
     check_callback,
     event,
     is_told,
     webhook_id,
 )
+from mtask.model.parts import MAX_URL, OwedCallback
 
 URL = "https://hooks.example.com/a?b=c"
 CREATED = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)

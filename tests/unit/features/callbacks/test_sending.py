@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from mtask.model.callbacks.signatures import headers_of, read_secret
+from mtask.features.callbacks.allowed import CallbackOptions, NotAllowed, read_options
+from mtask.features.callbacks.sending import NotTaken, resolved, send
+from mtask.features.callbacks.signatures import headers_of, read_secret
 from mtask.testing import CallbackReceiver, NotGenuine, verify
-from mtask.worker.callbacks.allowed import CallbackOptions, NotAllowed, read_options
-from mtask.worker.callbacks.sending import NotTaken, resolved, send
 
 LOCAL = "127.0.0.0/8"
 

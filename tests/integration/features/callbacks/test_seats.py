@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from mtask import App
-from mtask.model.callbacks.signatures import read_secret
+from mtask.features.callbacks.allowed import CallbackOptions, Secret, read_options
+from mtask.features.callbacks.seats import Seats
+from mtask.features.callbacks.signatures import read_secret
 from mtask.testing import CallbackReceiver
-from mtask.worker.callbacks.allowed import CallbackOptions, Secret, read_options
-from mtask.worker.callbacks.seats import Seats
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
@@ -57,7 +57,7 @@ def test_a_receiver_that_does_not_answer_takes_no_seat_of_another(
 ) -> None:
     async def scenario() -> None:
         callbacks = options_for(silent, receiver)
-        async with working(mongo_uri, database_name, mongo, App(), concurrency=12, callbacks=callbacks) as bench:
+        async with working(mongo_uri, database_name, mongo, App(), concurrency=12, features=[callbacks]) as bench:
             for number in range(12):
                 await bench.client.publish("t", key=f"silent/{number}", callback={"url": silent.url}, delay=3600)
                 await bench.client.cancel("t", f"silent/{number}")

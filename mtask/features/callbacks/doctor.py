@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from mtask.client.diagnosis.findings import Finding, fail, ok, warn
 from mtask.client.diagnosis.reasons import listed
-from mtask.model.callbacks.callback import DELIVERY
+from mtask.features.callbacks import operations as store
+from mtask.features.callbacks.rules import DELIVERY
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks as store
 from mtask.store import workers
 from mtask.store.driver.operation import Operation
 
@@ -37,7 +37,7 @@ def callbacks() -> Findings:
     if failed:
         message = f"given up: {_tasks(failed)}"
         found.append(warn(_CHECK, message, f"`mtask show {failed[0]}` says why; then `mtask retry`.", task_ids=failed))
-    old = (yield from workers.without_callbacks(_EXAMPLES)) if found else []
+    old = (yield from workers.without_field("callback", _EXAMPLES)) if found else []
     if old:
         message = f"live workers of an older mtask tell nobody of the ends of their tasks: {listed(old, 5)}"
         found.append(fail(_CHECK, message, "Upgrade or stop them (`mtask stop-worker`).", worker_ids=old))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from mtask.model.callbacks.addresses import Address, may_call, parsed
-from mtask.worker.callbacks.allowed import CallbackOptions, NotAllowed, Target
+from mtask.features.callbacks.addresses import Address, may_call, parsed
+from mtask.features.callbacks.allowed import CallbackOptions, NotAllowed, Target
 
 #: The most bytes of an answer that are read. Only its status counts.
 _MAX_ANSWER = 16 * 1024

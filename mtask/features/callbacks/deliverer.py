@@ -9,12 +9,12 @@ from typing import Any
 from mtask.app.app import App
 from mtask.app.context import Context
 from mtask.errors import Fail, Retry
-from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE
-from mtask.model.callbacks.signatures import headers_of
+from mtask.features.callbacks.allowed import CallbackOptions, Target
+from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE
+from mtask.features.callbacks.seats import MOST, Seats
+from mtask.features.callbacks.sending import NotTaken, Resolve, resolved, send
+from mtask.features.callbacks.signatures import headers_of
 from mtask.version import __version__
-from mtask.worker.callbacks.allowed import CallbackOptions, Target
-from mtask.worker.callbacks.seats import MOST, Seats
-from mtask.worker.callbacks.sending import NotTaken, Resolve, resolved, send
 
 _GONE = 410
 

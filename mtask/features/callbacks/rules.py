@@ -7,61 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict
-
 from mtask.errors import InvalidInput, shown
-from mtask.model.options import PositiveCount
+from mtask.model.parts import MAX_URL, SECRET_PATTERN, TOLD, Callback, OwedCallback
 
 #: The name of the tasks that deliver callbacks, and their queue.
 DELIVERY, DELIVERY_QUEUE = "mtask/callback", "mtask/callbacks"
 #: The lookup by which the deliveries of a task are found. Its value is the task's id.
 LOOKUP_OF_TASK = "callback_of"
-#: The statuses that a callback can tell.
-Told = Literal["SUCCESS", "FAIL", "CANCELED"]
-TOLD: tuple[Told, ...] = ("SUCCESS", "FAIL", "CANCELED")
 #: The secret that signs a callback without the name of one.
 DEFAULT_SECRET = "default"
-MAX_URL = 2_000
-#: The most ends of a task that wait to be told. They wait for seconds, unless no worker is there for long. Of more
-#: ends, the oldest is dropped.
-MAX_OWED = 100
-#: The name of a secret. A tenant's secrets have names with a slash: TENANT/NAME.
-SECRET_PATTERN = r"^[A-Za-z0-9_.-]{1,64}(/[A-Za-z0-9_.-]{1,64})?$"
 _PLAIN_SECRET = re.compile(r"\A[A-Za-z0-9_.-]{1,64}\Z")
 _SECRET = re.compile(SECRET_PATTERN.replace("^", r"\A").replace("$", r"\Z"))
-_TENANT = r"^[A-Za-z0-9_.-]{1,64}$"
-Instant = Annotated[AwareDatetime, Strict()]
-Text = Annotated[str, Strict()]
 _FIELDS = frozenset({"url", "on", "secret"})
-
-
-class Callback(BaseModel):
-    """Whom the ends of a task are told to."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
-
-    url: Annotated[Text, Field(pattern=r"^https?://", max_length=MAX_URL)]
-    on: Annotated[list[Told], Field(min_length=1, max_length=3)]
-    #: The name of the secret with which messages are signed. Workers know the secret itself.
-    secret: Annotated[Text, Field(pattern=SECRET_PATTERN)] | None = None
-    #: The tenant whose token published the task. Messages show keys without the tenant's name.
-    tenant: Annotated[Text, Field(pattern=_TENANT)] | None = None
-
-
-class OwedCallback(BaseModel):
-    """One end of a task that is still to be told. `url`, `secret` and `tenant` are those of the callback at the end."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
-
-    number: PositiveCount  #: the number of the end: 1 for the first one that is told
-    status: Told
-    time: Instant  #: the finish_time
-    url: Text
-    secret: Text | None = None
-    tenant: Text | None = None
 
 
 def is_told(on: Sequence[str], status: str, *, was_final: bool) -> bool:

@@ -14,26 +14,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.errors import WorkersTooOld
+from mtask.features.callbacks import rules, statements
+from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, TaskIdentity
 from mtask.logs import SureLogger, fields
-from mtask.model.callbacks import callback as rules
-from mtask.model.callbacks.callback import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, OwedCallback, TaskIdentity
 from mtask.model.options import build_option
+from mtask.model.parts import OwedCallback
 from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
 from mtask.model.status import TaskStatus
-from mtask.store import workers
 from mtask.store.driver.operation import Operation, tasks
 from mtask.store.layout.indexes import CALLBACKS_INDEX, STATUS_INDEX
-from mtask.store.statements import callbacks as statements
 from mtask.store.statements import expressions as x
-from mtask.store.statements import requests
+from mtask.store.statements import outbox, requests
 from mtask.store.statements.filters import NEXT
+from mtask.store.tasks.relaying import Relay
 
 Document = dict[str, Any]
 logger = SureLogger("mtask.store")
 #: The most tasks that one call settles.
 BATCH = 500
-_EXAMPLES = 5
 #: The options of a delivery. After 10 s, 20 s, 40 s ... it is tried again, at last once an hour, for about two days.
 _OPTION = build_option(
     {},
@@ -50,17 +48,10 @@ _OPTION = build_option(
 ).stored()
 
 
-def check_workers() -> Operation[None]:
-    """Raise WorkersTooOld if a live worker would end a task without telling anybody."""
-    old = yield from workers.without_callbacks(_EXAMPLES)
-    if old:
-        raise WorkersTooOld(old, what="callbacks")
-
-
 def owed_for(age: timedelta, limit: int) -> Operation[list[str]]:
     """Return tasks with ends that have not been told for this time."""
     before = {"$subtract": [x.NOW, age // timedelta(milliseconds=1)]}
-    oldest = {"$min": f"${statements.OWED_FIELD}.time"}
+    oldest = {"$min": f"${outbox.OWED_FIELD}.time"}
     matched = {**statements.tellable(), "$expr": {"$lte": [oldest, before]}}
     found = yield tasks("find", matched, {"_id": 1}, limit=limit, hint=CALLBACKS_INDEX)
     return [str(document["_id"]) for document in found]
@@ -78,7 +69,7 @@ def deliveries(status: TaskStatus, limit: int, *, is_due: bool = False) -> Opera
 
 def is_any() -> Operation[bool]:
     """Whether any task has ends that are still to be told."""
-    found = yield tasks("find_one", statements.owed(), {"_id": 1}, hint=CALLBACKS_INDEX)
+    found = yield tasks("find_one", outbox.owing_ends(), {"_id": 1}, hint=CALLBACKS_INDEX)
     return found is not None
 
 
@@ -115,12 +106,15 @@ def settle(rows: Sequence[Document]) -> Operation[None]:
     if made:
         yield tasks("insert_new", made)
     if told:
-        guard = {"_id": {"$in": list(told)}, **statements.owed()}
+        guard = {"_id": {"$in": list(told)}, **outbox.owing_ends()}
         yield tasks("update_many", guard, statements.cross_off(told), hint="_id_")
     for row in unreadable:
         logger.error("an owed callback cannot be read and is dropped", extra=fields(task=str(row["_id"])))
         as_read = statements.as_read(row["_id"], row["callback_owed"])
         yield tasks("update_one", as_read, statements.forget(), hint="_id_")
+
+
+RELAY = Relay(outbox.OWED_FIELD, settle_all, lambda run, _: "callback" in run.owes)
 
 
 def _identity(row: Mapping[str, Any]) -> TaskIdentity | None:

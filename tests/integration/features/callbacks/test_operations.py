@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +13,10 @@ from pymongo.errors import WriteError
 from mtask import Client, Flow, RunStatus, TaskSpec
 from mtask.client.operating import purging
 from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
-from mtask.model.callbacks.callback import MAX_OWED
+from mtask.features.callbacks import operations as callbacks
+from mtask.model.parts import MAX_OWED
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks
+from mtask.parts import relays
 from mtask.store.driver.operation import Call, Operation
 from mtask.store.driver.stores import SyncStore
 from mtask.store.flows import retention as flow_retention
@@ -368,6 +370,12 @@ def test_a_bulk_removal_tells_the_ends_first(store: SyncStore, client: Client) -
     assert told(store) == [("task:k", "SUCCESS", 1)]
 
 
+def test_a_bulk_cancel_tells_the_ends(store: SyncStore, client: Client) -> None:
+    client.publish("task", key="k", callback=TO)
+    assert client.run_bulk(client.plan_bulk("cancel", name="task").plan).done_cnt == 1
+    assert told(store) == [("task:k", "CANCELED", 1)]
+
+
 def test_a_removal_on_a_condition_tells_the_end_first(store: SyncStore, client: Client) -> None:
     succeed(store, client)
     assert client.remove("task", "k", if_match=client.etag(client.get("task", "k")))
@@ -443,7 +451,7 @@ def test_a_removal_that_cannot_tell_the_end_keeps_the_task(
             raise DatabaseUnavailable("away")
         yield from ()
 
-    monkeypatch.setattr(callbacks, "settle_all", unavailable)
+    monkeypatch.setattr(relays, "RELAYS", [replace(callbacks.RELAY, settle=unavailable)])
     with pytest.raises((DatabaseUnavailable, TaskRunning)):
         client.remove("task", "k")
     assert owed(store, "task:k") == [(1, "SUCCESS")]

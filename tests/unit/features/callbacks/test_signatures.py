@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtask.errors import InvalidInput
-from mtask.model.callbacks.signatures import headers_of, is_genuine, read_secret, signature, write_secret
+from mtask.features.callbacks.signatures import headers_of, is_genuine, read_secret, signature, write_secret
 
 #: The example of the specification's own libraries.
 SECRET, ID, TIMESTAMP = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mtask.errors import MtaskError
-from mtask.model.callbacks import signatures
+from mtask.features.callbacks import signatures
 
 _MAX_BODY = 1024 * 1024
 

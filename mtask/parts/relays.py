@@ -1,0 +1,8 @@
+"""The relays: who is told what tasks owe, by workers and clients alike, in this order."""
+
+from __future__ import annotations
+
+from mtask.features.callbacks import operations as callbacks
+from mtask.store.flows import settling
+
+RELAYS = (settling.RELAY, callbacks.RELAY)

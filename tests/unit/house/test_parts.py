@@ -1,0 +1,51 @@
+"""Each feature stands in the lists of `mtask.parts`: what is missing there does nothing, and nobody notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from mtask.parts import worker
+from mtask.parts.relays import RELAYS
+from mtask.store.tasks.relaying import Relay
+from mtask.worker.part import Part
+from mtask.worker.state.ledger import Ledger
+
+FEATURES = Path(worker.__file__).parents[1] / "features"
+
+
+class _Scope:
+    ledger = Ledger()
+    store = None
+
+
+def modules(name: str) -> Iterator[ModuleType]:
+    for path in sorted(FEATURES.glob(f"*/{name}.py")):
+        yield import_module(f"mtask.features.{path.parent.name}.{name}")
+
+
+def test_each_relay_of_a_feature_is_listed() -> None:
+    found = [one for module in modules("operations") for one in vars(module).values() if isinstance(one, Relay)]
+    assert found
+    assert [relay.mark for relay in found if relay not in RELAYS] == []
+
+
+def test_each_part_of_a_feature_is_listed() -> None:
+    listed = {type(part) for part in worker.parts(cast(Any, _Scope()))}
+    found = {
+        one
+        for module in modules("worker")
+        for one in vars(module).values()
+        if isinstance(one, type) and issubclass(one, Part) and one is not Part
+    }
+    assert found
+    assert found - listed == set()
+
+
+def test_each_feature_says_where_to_begin() -> None:
+    folders = [path for path in FEATURES.iterdir() if (path / "__init__.py").exists()]
+    assert folders
+    assert [path.name for path in folders if not (path / "README.md").exists()] == []
