@@ -134,7 +134,9 @@ def databases(mongo_session_client: Mongo) -> Databases:
 
 def _may_be_lent(request: pytest.FixtureRequest) -> bool:
     folder = request.path.relative_to(request.config.rootpath).as_posix()
-    return folder.startswith(_LENT) and request.node.get_closest_marker("fresh_database") is None
+    # A stage ends its workers before its database goes to another test. Roles stay with their database.
+    may_be = folder.startswith(_LENT) or ("stage" in request.fixturenames and not is_secure())
+    return may_be and request.node.get_closest_marker("fresh_database") is None
 
 
 @pytest.fixture
@@ -143,7 +145,8 @@ def database_name(
 ) -> Iterator[str]:
     """Return a database name for one test on the shared server.
 
-    The database is set up and empty, or it does not exist yet: in other folders, and with the mark `fresh_database`.
+    The database is set up and empty for tests with a stage and in the folders of `_LENT`. For others, and with the mark
+    `fresh_database`, it does not exist yet.
     """
     is_lent = _may_be_lent(request)
     name = databases.take() if is_lent else f"test_{uuid.uuid4().hex}"

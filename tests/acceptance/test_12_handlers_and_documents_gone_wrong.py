@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,13 @@ def commands_of(stage: Stage, worker_id: str) -> list[str]:
 # --- handlers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("handler", ["raises", "raises_plain"])
-def test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worker_goes_on(
-    stage: Stage, handler: str
-) -> None:
+def test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worker_goes_on(stage: Stage) -> None:
     worker = start(stage, "A")
-    specs = [TaskSpec(handler, {"kind": kind}, key=kind, max_unexpected_retries=0) for kind in RAISED]
+    every = [(handler, kind) for handler in ("raises", "raises_plain") for kind in RAISED]
+    specs = [TaskSpec(handler, {"kind": kind}, key=kind, max_unexpected_retries=0) for handler, kind in every]
     stage.client.publish_many([*specs, *(TaskSpec("noop", key=f"beside/{number}") for number in range(20))])
 
-    for kind in RAISED:
+    for handler, kind in every:
         document = stage.wait_status(f"{handler}:{kind}", "FAIL")
         (run,) = runs_of(document)
         assert run["status"] == "FAIL"
@@ -88,17 +87,17 @@ def test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worke
     assert_works(stage, worker)
 
 
-@pytest.mark.parametrize("handler", ["raise_exit", "raise_exit_plain"])
-def test_handler_that_calls_sys_exit_fails_and_its_process_stays(stage: Stage, handler: str) -> None:
+def test_handler_that_calls_sys_exit_fails_and_its_process_stays(stage: Stage) -> None:
     worker = start(stage, "A")
     beside = stage.client.publish("hold", {"gate": stage.gate()}, key="beside")
     stage.wait_run(beside.task_id, "A")
 
-    stage.client.publish(handler, key="exit", max_unexpected_retries=1, unexpected_retry_delay_ms=100)
+    for handler in ("raise_exit", "raise_exit_plain"):
+        stage.client.publish(handler, key="exit", max_unexpected_retries=1, unexpected_retry_delay_ms=100)
 
-    runs = runs_of(stage.wait_status(f"{handler}:exit", "FAIL"))
-    assert [run["status"] for run in runs] == ["FAIL", "FAIL"]
-    assert all("SystemExit: 3" in run["fail_reason"] for run in runs)
+        runs = runs_of(stage.wait_status(f"{handler}:exit", "FAIL"))
+        assert [run["status"] for run in runs] == ["FAIL", "FAIL"]
+        assert all("SystemExit: 3" in run["fail_reason"] for run in runs)
     stage.open_gate()
     assert len(runs_of(stage.wait_status(beside.task_id, "SUCCESS"))) == 1
     assert_works(stage, worker)
@@ -118,19 +117,17 @@ def test_task_that_a_handler_left_behind_calls_sys_exit_and_the_worker_goes_on(s
     assert_works(stage, worker)
 
 
-@pytest.mark.parametrize(("handler", "told"), [("stops_the_loop", "stopped"), ("cancels_all", "only its own")])
 @pytest.mark.parametrize("where", ["", "_isolated"], ids=["in the worker", "in an executor"])
-def test_handler_that_seizes_the_event_loop_ends_neither_the_worker_nor_other_runs(
-    stage: Stage, handler: str, told: str, where: str
-) -> None:
-    worker = start(stage, "A")
+def test_handler_that_seizes_the_event_loop_ends_neither_the_worker_nor_other_runs(stage: Stage, where: str) -> None:
+    worker = start(stage, "A", "--executors", "1")
     beside = stage.client.publish("hold", {"gate": stage.gate()}, key="beside")
     stage.wait_run(beside.task_id, "A")
 
-    for key in "12":  # the executor goes on, too
-        seizing = stage.client.publish(f"{handler}{where}", key=key, max_unexpected_retries=0)
-        (run,) = runs_of(stage.wait_status(seizing.task_id, "SUCCESS"))
-        assert run["returns"] == told
+    for handler, told in (("stops_the_loop", "stopped"), ("cancels_all", "only its own")):
+        for key in "12":  # the executor goes on, too
+            seizing = stage.client.publish(f"{handler}{where}", key=key, max_unexpected_retries=0)
+            (run,) = runs_of(stage.wait_status(seizing.task_id, "SUCCESS"))
+            assert run["returns"] == told
     stage.open_gate()
     assert len(runs_of(stage.wait_status(beside.task_id, "SUCCESS"))) == 1
     assert_works(stage, worker)
@@ -157,31 +154,30 @@ def test_handler_that_blocks_the_event_loop_past_the_lease_keeps_it_and_no_one_e
     assert len(stage.events.starts(blocking.task_id)) == 1
 
 
-@pytest.mark.parametrize(("handler", "at"), [("hold_blocking", "in hold_blocking"), ("blocks_beside", "in block_for")])
-def test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks(
-    stage: Stage, handler: str, at: str
-) -> None:
+def test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks(stage: Stage) -> None:
     worker = start(stage, "A")
-    task_id = stage.client.publish(handler, {"gate": stage.gate()}, key="1").task_id
-    (line,) = eventually(lambda: [one for one in worker.log.splitlines() if "event loop is blocked" in one])
-    assert " WARNING " in line
-    assert at in line
-    if handler == "hold_blocking":
-        assert f"task={task_id} " in line
-    stage.open_gate()
-    stage.wait_status(task_id, "SUCCESS")
+
+    def told(at: str) -> list[str]:
+        return [one for one in worker.log.splitlines() if "event loop is blocked" in one and at in one]
+
+    for handler, at in (("hold_blocking", "in hold_blocking"), ("blocks_beside", "in block_for")):
+        task_id = stage.client.publish(handler, {"gate": stage.gate(handler)}, key="1").task_id
+        (line,) = eventually(partial(told, at))
+        assert " WARNING " in line
+        if handler == "hold_blocking":
+            assert f"task={task_id} " in line
+        stage.open_gate(handler)
+        stage.wait_status(task_id, "SUCCESS")
     assert_works(stage, worker)
 
 
-@pytest.mark.parametrize("handler", ["returns", "returns_plain"])
-def test_handler_that_returns_what_bson_cannot_hold_fails_with_that_reason_and_is_not_tried_again(
-    stage: Stage, handler: str
-) -> None:
+def test_handler_that_returns_what_bson_cannot_hold_fails_with_that_reason_and_is_not_tried_again(stage: Stage) -> None:
     worker = start(stage, "A")
-    specs = [TaskSpec(handler, {"kind": kind}, key=kind, unexpected_retry_delay_ms=0) for kind in UNSTORABLE]
+    every = [(handler, kind) for handler in ("returns", "returns_plain") for kind in UNSTORABLE]
+    specs = [TaskSpec(handler, {"kind": kind}, key=kind, unexpected_retry_delay_ms=0) for handler, kind in every]
     stage.client.publish_many([*specs, *(TaskSpec("noop", {"value": n}, key=f"beside/{n}") for n in range(20))])
 
-    for kind in UNSTORABLE:
+    for handler, kind in every:
         (run,) = runs_of(stage.wait_status(f"{handler}:{kind}", "FAIL"))
         assert run["fail_reason"].startswith("the handler's return value"), run["fail_reason"]
         assert ("too large" in run["fail_reason"]) == (kind == "17 MB"), run["fail_reason"]
@@ -230,26 +226,30 @@ def test_worker_tells_the_names_that_it_has_no_handler_for_also_when_the_tasks_w
     assert stage.document("only_here:waited")["task_state"]["status"] == "INIT"
 
 
-@pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        ({"number": "many"}, "number"),
-        ({}, "number"),
-        ({"number": 1, "nubmer": 2}, "nubmer"),
-        ([1, 2], "mapping"),
-        ("text", "mapping"),
-        (None, "number"),
-    ],
-)
-def test_params_that_do_not_validate_are_a_final_failure_and_never_run(stage: Stage, params: Any, said: str) -> None:
+_WRONG_PARAMS: list[tuple[Any, str]] = [
+    ({"number": "many"}, "number"),
+    ({}, "number"),
+    ({"number": 1, "nubmer": 2}, "nubmer"),
+    ([1, 2], "mapping"),
+    ("text", "mapping"),
+    (None, "number"),
+]
+
+
+def test_params_that_do_not_validate_are_a_final_failure_and_never_run(stage: Stage) -> None:
+    without = good("without", name="add")
+    del without["params"]
+    stage.set_up()
+    insert(stage, [without])
+    for number, (params, _) in enumerate(_WRONG_PARAMS):
+        stage.client.publish("add", params, key=f"{number}", unexpected_retry_delay_ms=0)
     worker = start(stage, "A")
 
-    published = stage.client.publish("add", params, key="wrong", unexpected_retry_delay_ms=0)
-
-    document = stage.wait_status(published.task_id, "FAIL")
-    (run,) = runs_of(document)
-    assert said in run["fail_reason"]
-    assert stage.events.all(task_id=published.task_id) == []
+    said = {f"add:{number}": said for number, (_, said) in enumerate(_WRONG_PARAMS)} | {"add:without": "number"}
+    for task_id, what in said.items():
+        (run,) = runs_of(stage.wait_status(task_id, "FAIL"))
+        assert what in run["fail_reason"], task_id
+    assert stage.events.all() == []
     assert_works(stage, worker)
 
 
@@ -334,7 +334,7 @@ def test_malformed_documents_among_many_good_ones_fail_clearly_and_every_good_on
     stage.set_up()
     kinds = malformed()
     wrong = [document for document, _ in kinds.values()]
-    right = [good(f"right/{number}", params={"value": number}) for number in range(2000)]
+    right = [good(f"right/{number}", params={"value": number}) for number in range(500)]
     step = len(right) // len(wrong)
     mixed = []
     for place, document in enumerate(wrong):
@@ -348,23 +348,11 @@ def test_malformed_documents_among_many_good_ones_fail_clearly_and_every_good_on
         return stage.client.count(name="noop", status="SUCCESS") >= len(right)
 
     eventually(done, PATIENCE, "all good tasks done")
-    report("2,000 good tasks among malformed ones, s", round(time.monotonic() - began, 2))
+    report("500 good tasks among malformed ones, s", round(time.monotonic() - began, 2))
     assert_failed_clearly(stage, kinds)
     starts = Counter(event.task_id for event in stage.events.starts())
     assert starts == Counter({document["_id"]: 1 for document in right})
     assert all(worker.is_alive for worker in workers)
-
-
-def test_task_without_params_whose_handler_needs_some_is_a_final_failure(stage: Stage) -> None:
-    worker = start(stage, "A")
-    document = good("without", name="add")
-    del document["params"]
-    insert(stage, [document])
-
-    (run,) = runs_of(stage.wait_status("add:without", "FAIL"))
-    assert "number" in run["fail_reason"]
-    assert stage.events.starts("add:without") == []
-    assert_works(stage, worker)
 
 
 def test_malformed_document_with_a_lapsed_run_that_nobody_here_serves_stops_no_scan(
@@ -399,7 +387,8 @@ _LONG = pytest.mark.long
 
 @pytest.mark.parametrize(
     "damage",
-    ["task_option", "task_state", *(pytest.param(each, marks=_LONG) for each in ("failed_cnt", "worker_states"))],
+    # Without a state no batch query finds it: a look that comes once a minute does.
+    ["task_option", "failed_cnt", *(pytest.param(each, marks=_LONG) for each in ("task_state", "worker_states"))],
 )
 def test_document_broken_by_hand_while_it_runs_costs_no_other_task_its_lease(stage: Stage, damage: str) -> None:
     worker = start(stage, "A")

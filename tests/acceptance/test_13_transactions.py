@@ -17,7 +17,7 @@ from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, Document, eventually, fail_command
 from tests.mongo import Client as Mongo
 from tests.security import is_secure
-from tests.workers import Stage, WorkerProcess, end_of, milliseconds, runs_of
+from tests.workers import Event, Stage, WorkerProcess, end_of, milliseconds, runs_of
 
 APP = "tests.acceptance.faults_app:app"
 #: A lease soon over, and a retry at once.
@@ -25,7 +25,7 @@ SHORT: TaskOptions = {"ping_interval_ms": 400, "worker_timeout_ms": 2500, "unexp
 #: A lease that no slow machine lets lapse: for whoever comes after the one that is to lose its own.
 LONG: TaskOptions = {"worker_timeout_ms": 60_000}
 
-both_kinds = pytest.mark.parametrize("handler", ["deposit", "deposit_plain_gated"])
+KINDS = ("deposit", "deposit_plain_gated")
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,9 @@ def prepared(stage: Stage) -> Stage:
     return stage
 
 
-def effects(stage: Stage) -> list[Document]:
-    return list(stage.mongo[stage.database]["effects"].find())
+def effects(stage: Stage, handler: str = "") -> list[Document]:
+    """Return the effects of all tasks, or of this handler's task."""
+    return list(stage.mongo[stage.database]["effects"].find({"task_id": f"{handler}:t"} if handler else {}))
 
 
 def params(stage: Stage, **more: Any) -> dict[str, Any]:
@@ -69,57 +70,59 @@ def ended(stage: Stage, task_id: str, worker_id: str) -> bool:
     return "cancelled" in events or "raised" in events
 
 
-@both_kinds
-def test_worker_that_lost_its_lease_commits_nothing_and_the_effect_is_there_exactly_once(
-    stage: Stage, handler: str
-) -> None:
+def frozen_amid_writes(stage: Stage) -> tuple[WorkerProcess, list[Event]]:
+    """Freeze a worker between the writes and the commits of its runs, until another one has written for each, too.
+
+    Return the frozen worker and what it has written.
+    """
     prepared(stage)
     frozen = start(stage, "A")
-    task = stage.client.publish(handler, params(stage, gate=stage.gate()), key="t", **SHORT)
-    (written,) = stage.events.wait("written", task_id=task.task_id)
+    for handler in KINDS:
+        stage.client.publish(handler, params(stage, gate=stage.gate()), key="t", **SHORT)
+    written = [event for handler in KINDS for event in stage.events.wait("written", task_id=f"{handler}:t")]
     frozen.pause()
-    stage.client.update_option(handler, "t", **LONG)
+    for handler in KINDS:
+        stage.client.update_option(handler, "t", **LONG)
     start(stage, "B")
-    stage.events.wait("written", task_id=task.task_id, worker_id="B")
+    for handler in KINDS:
+        stage.events.wait("written", task_id=f"{handler}:t", worker_id="B")
+    return frozen, written
 
+
+def test_worker_that_lost_its_lease_commits_nothing_and_the_effect_is_there_exactly_once(stage: Stage) -> None:
+    frozen, written = frozen_amid_writes(stage)
     stage.open_gate()
-    document = stage.wait_returns(task.task_id)
+    documents = [stage.wait_returns(event.task_id) for event in written]
     frozen.resume()
-    eventually(lambda: ended(stage, task.task_id, "A"), PATIENCE, "the first handler's end")
+    for event in written:
+        eventually(lambda task_id=event.task_id: ended(stage, task_id, "A"), PATIENCE, "the first handler's end")  # type: ignore[misc]
 
-    first, second = runs_of(document)
-    assert (first["worker_id"], first["status"], first["run_id"]) == ("A", "TIMEOUT", written.run_id)
-    assert (second["worker_id"], second["status"], second["returns"]) == ("B", "SUCCESS", "B")
-    assert [effect["run_id"] for effect in effects(stage)] == [second["run_id"]]
-    after = stage.client.publish(handler, params(stage), key="after")
-    stage.wait_returns(after.task_id)
-    assert [e["run_id"] for e in effects(stage) if e["task_id"] == task.task_id] == [second["run_id"]], "still"
-    assert runs_of(stage.document(task.task_id)) == [first, second]
+    for handler, event, document in zip(KINDS, written, documents, strict=True):
+        first, second = runs_of(document)
+        assert (first["worker_id"], first["status"], first["run_id"]) == ("A", "TIMEOUT", event.run_id)
+        assert (second["worker_id"], second["status"], second["returns"]) == ("B", "SUCCESS", "B")
+        assert [effect["run_id"] for effect in effects(stage, handler)] == [second["run_id"]]
+        after = stage.client.publish(handler, params(stage), key="after")
+        stage.wait_returns(after.task_id)
+        assert [effect["run_id"] for effect in effects(stage, handler)] == [second["run_id"]], "still"
+        assert runs_of(stage.document(event.task_id)) == [first, second]
 
 
-@both_kinds
-def test_worker_that_wakes_up_before_the_other_committed_commits_nothing_either(stage: Stage, handler: str) -> None:
-    prepared(stage)
-    frozen = start(stage, "A")
-    task = stage.client.publish(handler, params(stage, gate=stage.gate()), key="t", **SHORT)
-    stage.events.wait("written", task_id=task.task_id)
-    frozen.pause()
-    stage.client.update_option(handler, "t", **LONG)
-    start(stage, "B")
-    stage.events.wait("written", task_id=task.task_id, worker_id="B")
-
-    frozen.resume()  # both are now between their write and their commit
+def test_worker_that_wakes_up_before_the_other_committed_commits_nothing_either(stage: Stage) -> None:
+    frozen, _ = frozen_amid_writes(stage)
+    frozen.resume()  # both are now between their writes and their commits
     stage.open_gate()
-    document = stage.wait_status(task.task_id, "SUCCESS")
-    stage.events.wait("end", task_id=task.task_id)
+    for handler in KINDS:
+        document = stage.wait_status(f"{handler}:t", "SUCCESS")
+        stage.events.wait("end", task_id=f"{handler}:t")
 
-    succeeded = [run for run in runs_of(document) if run["status"] == "SUCCESS"]
-    assert len(succeeded) == 1
-    assert [effect["run_id"] for effect in effects(stage)] == [succeeded[0]["run_id"]]
-    assert all(run["status"] == "TIMEOUT" for run in runs_of(document) if run["worker_id"] == "A")
+        succeeded = [run for run in runs_of(document) if run["status"] == "SUCCESS"]
+        assert len(succeeded) == 1
+        assert [effect["run_id"] for effect in effects(stage, handler)] == [succeeded[0]["run_id"]]
+        assert all(run["status"] == "TIMEOUT" for run in runs_of(document) if run["worker_id"] == "A")
 
 
-@both_kinds
+@pytest.mark.parametrize("handler", KINDS)
 def test_worker_killed_between_its_write_and_its_commit_leaves_no_trace_and_the_retry_leaves_one(
     stage: Stage, handler: str, report: Report
 ) -> None:
@@ -198,74 +201,71 @@ def kill_in_transactions(stage: Stage, numbers: range) -> list[float]:
     return delays
 
 
-@both_kinds
-def test_handler_that_raises_in_its_transaction_leaves_no_trace_and_the_retry_leaves_one(
-    stage: Stage, handler: str
-) -> None:
+def test_handler_that_raises_in_its_transaction_leaves_no_trace_and_the_retry_leaves_one(stage: Stage) -> None:
     prepared(stage)
     start(stage, "A")
-    task = stage.client.publish(handler, params(stage, fail_on_attempts=[1, 2]), key="t", unexpected_retry_delay_ms=300)
+    for handler in KINDS:
+        stage.client.publish(handler, params(stage, fail_on_attempts=[1, 2]), key="t", unexpected_retry_delay_ms=300)
 
-    stage.events.wait("raised", 2, task_id=task.task_id)
-    document = stage.wait_status(task.task_id, "SUCCESS")
+    for handler in KINDS:
+        document = stage.wait_status(f"{handler}:t", "SUCCESS")
+        assert len(stage.events.all("raised", task_id=f"{handler}:t")) == 2
+        runs = runs_of(document)
+        assert [run["status"] for run in runs] == ["FAIL", "FAIL", "SUCCESS"]
+        assert [run["fail_reason"].split(" (")[0] for run in runs[:2]] == [
+            "RuntimeError: attempt 1",
+            "RuntimeError: attempt 2",
+        ]
+        assert [effect["run_id"] for effect in effects(stage, handler)] == [runs[2]["run_id"]]
+        assert document["task_state"]["failed_cnt"] == 2
 
-    runs = runs_of(document)
-    assert [run["status"] for run in runs] == ["FAIL", "FAIL", "SUCCESS"]
-    assert [run["fail_reason"].split(" (")[0] for run in runs[:2]] == [
-        "RuntimeError: attempt 1",
-        "RuntimeError: attempt 2",
-    ]
-    assert [effect["run_id"] for effect in effects(stage)] == [runs[2]["run_id"]]
-    assert document["task_state"]["failed_cnt"] == 2
 
-
-@both_kinds
-def test_handler_that_fails_for_good_in_its_transaction_never_leaves_a_trace(stage: Stage, handler: str) -> None:
+def test_handler_that_fails_for_good_in_its_transaction_never_leaves_a_trace(stage: Stage) -> None:
     prepared(stage)
     start(stage, "A")
-    task = stage.client.publish(
-        handler, params(stage, fail_on_attempts=[1, 2]), key="t", max_unexpected_retries=1, unexpected_retry_delay_ms=0
-    )
+    once: TaskOptions = {"max_unexpected_retries": 1, "unexpected_retry_delay_ms": 0}
+    for handler in KINDS:
+        stage.client.publish(handler, params(stage, fail_on_attempts=[1, 2]), key="t", **once)
 
-    assert [run["status"] for run in runs_of(stage.wait_status(task.task_id, "FAIL"))] == ["FAIL", "FAIL"]
+    for handler in KINDS:
+        assert [run["status"] for run in runs_of(stage.wait_status(f"{handler}:t", "FAIL"))] == ["FAIL", "FAIL"]
     assert effects(stage) == []
 
 
-@both_kinds
-def test_ping_interval_shorter_than_the_transaction_does_not_abort_it(stage: Stage, handler: str) -> None:
+def test_ping_interval_shorter_than_the_transaction_does_not_abort_it(stage: Stage) -> None:
     prepared(stage)
     start(stage, "A")
-    task = stage.client.publish(
-        handler, params(stage, gate=stage.gate()), key="t", ping_interval_ms=100, worker_timeout_ms=30_000
-    )
-    (written,) = stage.events.wait("written", task_id=task.task_id)
+    lease: TaskOptions = {"ping_interval_ms": 100, "worker_timeout_ms": 30_000}
+    for handler in KINDS:
+        stage.client.publish(handler, params(stage, gate=stage.gate()), key="t", **lease)
+    written = {handler: stage.events.wait("written", task_id=f"{handler}:t") for handler in KINDS}
     # Ten ping intervals, by the server's clock.
     begin = stage.server_now()
     eventually(lambda: (stage.server_now() - begin).total_seconds() > 1.0, PATIENCE)
 
     stage.open_gate()
-    document = stage.wait_status(task.task_id, "SUCCESS")
+    for handler, (event,) in written.items():
+        document = stage.wait_status(f"{handler}:t", "SUCCESS")
+        (run,) = runs_of(document)
+        assert run["run_id"] == event.run_id
+        assert (end_of(run) - run["claim_time"]).total_seconds() > 1.0
+        assert [effect["run_id"] for effect in effects(stage, handler)] == [run["run_id"]]
+        assert document["task_state"]["failed_cnt"] == 0
 
-    (run,) = runs_of(document)
-    assert run["run_id"] == written.run_id
-    assert (end_of(run) - run["claim_time"]).total_seconds() > 1.0
-    assert [effect["run_id"] for effect in effects(stage)] == [run["run_id"]]
-    assert document["task_state"]["failed_cnt"] == 0
 
-
-@both_kinds
-def test_value_returned_after_the_transaction_is_stored(stage: Stage, handler: str) -> None:
+def test_value_returned_after_the_transaction_is_stored(stage: Stage) -> None:
     prepared(stage)
     start(stage, "A")
-    task = stage.client.publish(handler, params(stage), key="t")
+    for handler in KINDS:
+        stage.client.publish(handler, params(stage), key="t")
 
-    assert stage.client.result(handler, "t", timeout=PATIENCE) == "A"
-
-    document = stage.document(task.task_id)
-    (run,) = runs_of(document)
-    assert (run["status"], run["returns"]) == ("SUCCESS", "A")
-    assert document["task_state"]["status"] == "SUCCESS"
-    assert len(effects(stage)) == 1
+    for handler in KINDS:
+        assert stage.client.result(handler, "t", timeout=PATIENCE) == "A"
+        document = stage.document(f"{handler}:t")
+        (run,) = runs_of(document)
+        assert (run["status"], run["returns"]) == ("SUCCESS", "A")
+        assert document["task_state"]["status"] == "SUCCESS"
+        assert len(effects(stage, handler)) == 1
 
 
 @pytest.mark.parametrize("handler", ["deposit_and_die_after", "deposit_and_die_after_plain"])

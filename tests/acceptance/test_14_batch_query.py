@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 WORKER, QUEUES, NAMES = "me", ["mail", "default", "bulk"], ["send", "index"]
 HORIZON_MS, GRACE_MS = 10_000, 30_000
-FINISHED, FAR, OTHERS, DUE, MINE, RUNNING, LAPSED, LOST = 40_000, 10_000, 10_000, 400, 50, 5_000, 60, 3
+FINISHED, FAR, OTHERS, DUE, MINE, RUNNING, LAPSED, LOST = 10_000, 3_000, 3_000, 400, 50, 2_000, 60, 3
 
 _NUMBER = {"$toInt": "$number"}
 

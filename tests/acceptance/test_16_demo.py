@@ -148,7 +148,7 @@ def test_demo_counts_a_real_folder_though_a_worker_is_killed_and_its_tasks_are_p
 
 
 def test_demo_without_a_terminal_tells_in_lines_and_leaves_nothing_behind(machine: Machine) -> None:
-    said = machine.run("demo", str(FOLDER))
+    said = machine.run("demo", str(FOLDER), "--workers", "2")
     count = len(files_of(FOLDER))
     assert re.search(rf"^published {count} tasks in [\d.]+ s: {count} created, 0 kept$", said, re.MULTILINE)
     assert f"published them once more: 0 created, {count} kept" in said
@@ -180,7 +180,7 @@ def test_interrupted_demo_leaves_nothing_behind(machine: Machine, number: signal
 
 
 def test_killed_demo_leaves_neither_workers_nor_a_mongod_behind(machine: Machine) -> None:
-    with machine.start("demo", str(FOLDER), "--workers", "2") as process:
+    with machine.start("demo", str(FOLDER), "--workers", "1") as process:
         assert process.stdout is not None
         assert any(line.startswith("published") for line in process.stdout)
         process.kill()

@@ -22,7 +22,7 @@ from tests.workers import Stage, open_stage
 pytestmark = pytest.mark.usefixtures("nothing_is_dropped")
 
 APP = "benchmarks.measuring.app:app"
-TASKS = 15_000
+TASKS = 6_000
 SINGLES = 60
 #: A group of 250 is claimed, read back and finished: 0.012. The rest is for scans, and for groups that are less than
 #: full; heartbeats, hellos and the test's own looks are counted apart, by the second.
@@ -106,7 +106,7 @@ def _drain(server: ReplicaSet, folder: Path, around: int) -> Drained:
 
 @pytest.mark.parametrize(
     "around",
-    [pytest.param(0, id="alone", marks=pytest.mark.long), pytest.param(30_000, id="among-finished-and-delayed")],
+    [pytest.param(0, id="alone", marks=pytest.mark.long), pytest.param(12_000, id="among-finished-and-delayed")],
 )
 def test_backlog_costs_so_many_round_trips_and_examined_documents_a_task(
     single_set: ReplicaSet, tmp_path: Path, report: Report, around: int

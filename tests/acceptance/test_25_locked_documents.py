@@ -59,7 +59,8 @@ def _of(stage: Stage, phase: str) -> list[Document]:
 
 
 def _are_done(stage: Stage, phase: str) -> bool:
-    return all(document["task_state"]["status"] == "SUCCESS" for document in _of(stage, phase))
+    left = {"key": {"$regex": f"^{phase}-"}, "task_state.status": {"$ne": "SUCCESS"}}
+    return stage.mongo[stage.database]["tasks"].find_one(left, {"_id": 1}) is None
 
 
 def _lateness(stage: Stage, phase: str) -> _Lateness:

@@ -20,7 +20,7 @@ from tests.explaining import Examined, examined_by
 
 pytestmark = pytest.mark.timeout(1_200)  # for the long form
 
-TASKS = int(os.environ.get("MTASK_LOOKUP_TASKS", "20000"))
+TASKS = int(os.environ.get("MTASK_LOOKUP_TASKS", "5000"))
 USERS, OF_ONE = TASKS // 100, 100
 PAGE = 20
 _NUMBER = {"$toInt": "$number"}

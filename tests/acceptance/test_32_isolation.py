@@ -101,6 +101,7 @@ def test_a_handler_that_dies_or_is_stuck_fails_with_the_cause_and_disturbs_nobod
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.long
 def test_a_canceled_handler_that_never_looks_is_gone(stage: Stage, report: Report) -> None:
     start(stage, "--executors", "1")
     task_id = stage.client.publish("stuck", params(stage, "never looks"), key="1").task_id
@@ -128,7 +129,7 @@ def test_an_executor_of_a_frozen_worker_ends_soon_after_the_lease(stage: Stage, 
 
 @pytest.mark.parametrize(
     "how",
-    [*(pytest.param(how, marks=pytest.mark.long) for how in ("never looks", "spins in C")), "ignores SIGTERM", "forks"],
+    [*(pytest.param(how, marks=pytest.mark.long) for how in ("never looks", "spins in C", "ignores SIGTERM")), "forks"],
 )
 def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report, how: str) -> None:
     worker = start(stage, "--executors", "2")
@@ -150,13 +151,13 @@ def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report
     assert (killed["status"], killed["worker_id"], last["worker_id"]) == ("TIMEOUT", "A", "B")
 
 
-def test_four_executors_have_one_engine(stage: Stage) -> None:
-    worker = start(stage, "--executors", "4")
+def test_several_executors_have_one_engine(stage: Stage) -> None:
+    worker = start(stage, "--executors", "2")
     folder = {"folder": str(stage.folder)}
-    for number in range(4):
+    for number in range(2):
         stage.client.publish("hold", folder, key=f"{number}")
-    pids = {noted(stage, f"started-{number}") for number in range(4)}
-    assert len(pids) == 4
+    pids = {noted(stage, f"started-{number}") for number in range(2)}
+    assert len(pids) == 2
     every: list[dict[str, Any]] = [
         {"$currentOp": {"allUsers": True, "idleConnections": True, "idleCursors": True}},
         {"$match": {"appName": "mtask-worker:A"}},
@@ -169,7 +170,7 @@ def test_four_executors_have_one_engine(stage: Stage) -> None:
     # Between two reads of the stream, the server may show none for a moment.
     assert eventually(streams, message="a change stream") == 1
     (stage.folder / "gate").touch()
-    for number in range(4):
+    for number in range(2):
         stage.wait_status(f"hold:{number}", "SUCCESS")
     worker.terminate()
     assert worker.wait() == 0

@@ -34,7 +34,7 @@ EXECUTOR_MUTATIONS = (
         "death-with-a-guessed-cause",
         "The worker says that it killed the executor itself, whatever the process died of.",
         (Edit(_EXECUTOR, "cause = self._cause or cause_of_death(code)", 'cause = self._cause or "killed"'),),
-        (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
+        (_DIES,),
     ),
     Mutation(
         "death-that-leaves-processes",
@@ -46,7 +46,7 @@ EXECUTOR_MUTATIONS = (
                 "        code = self._process.wait()\n",
             ),
         ),
-        (f"{_DIES}[die-SIGSEGV-executor killed by SIGSEGV]",),
+        (_DIES,),
     ),
     Mutation(
         "silence-that-is-not-heard",

@@ -107,13 +107,12 @@ PROCESS_MUTATIONS = (
         "A failure of 10 MB is one line of the log.",
         (Edit("mtask/logs.py", '        if isinstance(texts.get("_str"), str):\n', "        if False:\n"),
          Edit("mtask/worker/log.py", "{last_of(text, _MAX_EXCEPTION)}", "{text}")),
-        (f"{_GONE_WRONG}::test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worker_goes_on[raises]",),
+        (f"{_GONE_WRONG}::test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worker_goes_on",),
     ),
     Mutation(
         "blocked-loop-is-not-told",
         "Nothing tells which handler blocks the event loop.",
         (Edit(_PULSE, "                self._tell_of_block()\n", "                pass\n"),),
-        (f"{_GONE_WRONG}::test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks"
-         "[hold_blocking-in hold_blocking]",),
+        (f"{_GONE_WRONG}::test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks",),
     ),
 )  # fmt: skip

@@ -34,18 +34,16 @@ async def children_of(it: Isolated, task_id: str) -> list[int]:
     return [int(pid) for pid in (await it.noted(f"children-{task_id.partition(':')[2]}")).split()]
 
 
-@pytest.mark.parametrize(
-    ("name", "how", "cause"),
-    [
-        ("die", "SIGSEGV", "executor killed by SIGSEGV"),
-        ("die", "SIGKILL", "executor killed by SIGKILL, perhaps for want of memory"),
-        pytest.param("die", "exit", "executor exited with code 3", marks=pytest.mark.long),
-        ("die", "memory", "executor ended above its 150 MiB of memory"),
-        ("die_async", "exit", "executor exited with code 3"),
-    ],
-)
+DEATHS = [
+    ("die", "SIGSEGV", "executor killed by SIGSEGV"),
+    ("die", "SIGKILL", "executor killed by SIGKILL, perhaps for want of memory"),
+    ("die", "memory", "executor ended above its 150 MiB of memory"),
+    ("die_async", "exit", "executor exited with code 3"),
+]
+
+
 def test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, name: str, how: str, cause: str
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, max_memory_mib=150) as it:
@@ -53,18 +51,23 @@ def test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on(
             other = await it.publish("hold", "other", folder)
             pid = await it.started(other)
             here = await it.publish("hold_here", "here", folder)
-            # Its lease is an hour long: nobody waits it out.
-            task_id = await it.publish(name, "1", {**folder, "how": how}, **ONCE, worker_timeout_ms=3_600_000)
-            dead = await it.started(task_id)
-            run = await it.ended(task_id, "FAIL")
-            assert run["fail_reason"] == cause
-            assert it.bench.state(task_id)["failed_cnt"] == 1
-            await it.gone(dead, *(await children_of(it, task_id) if name == "die" else []))
+            for name, how, cause in DEATHS:
+                # Its lease is an hour long: nobody waits it out.
+                task_id = await it.publish(name, how, {**folder, "how": how}, **ONCE, worker_timeout_ms=3_600_000)
+                dead = await it.started(task_id)
+                run = await it.ended(task_id, "FAIL")
+                assert run["fail_reason"] == cause
+                assert it.bench.state(task_id)["failed_cnt"] == 1
+                await it.gone(dead, *(await children_of(it, task_id) if name == "die" else []))
+
+                def is_replaced(dead: int = dead) -> bool:
+                    return len(it.executors.pids) == 2 and dead not in it.executors.pids
+
+                await until(is_replaced, message="replaced")
 
             it.open_gate()
             assert (await it.ended(other, "SUCCESS"))["returns"] == pid
             await it.ended(here, "SUCCESS")
-            await until(lambda: len(it.executors.pids) == 2 and dead not in it.executors.pids, message="replaced")
             await it.bench.at_rest()
 
     asyncio.run(scenario())
@@ -154,19 +157,19 @@ def test_an_async_handler_that_goes_on_when_it_is_cancelled_is_killed(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("name", ["looks", "hold_async"])
 def test_a_handler_that_ends_when_asked_keeps_its_executor(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, name: str
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish(name, "1", {"folder": str(tmp_path)})
-            pid = await it.started(task_id)
-            await it.bench.client.cancel(*task_id.split(":"))
-            await it.ended(task_id, "CANCELED")
-            assert await it.noted("cancelled-1") == str(pid)
-            run = await it.ended(await it.publish("echo", "1"), "SUCCESS")
-            assert run["returns"]["pid"] == pid
+            for name in ("looks", "hold_async"):
+                task_id = await it.publish(name, name, {"folder": str(tmp_path)})
+                pid = await it.started(task_id)
+                await it.bench.client.cancel(*task_id.split(":"))
+                await it.ended(task_id, "CANCELED")
+                assert await it.noted(f"cancelled-{name}") == str(pid)
+                run = await it.ended(await it.publish("echo", name), "SUCCESS")
+                assert run["returns"]["pid"] == pid
 
     asyncio.run(scenario())
 

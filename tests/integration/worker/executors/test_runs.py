@@ -72,59 +72,49 @@ def test_values_arrive_as_they_are_stored(mongo_uri: str, database_name: str, mo
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("kind", "status", "run"),
-    [
-        ("retry", "SCHEDULED", {"status": "CANCELED", "fail_reason": "later"}),
-        ("fail", "FAIL", {"status": "FAIL", "fail_reason": "never", "final": True}),
-        ("exit", "FAIL", {"status": "FAIL", "fail_reason": "SystemExit: 7"}),
-        ("error", "FAIL", {"status": "FAIL", "fail_reason": "ValueError: a bad value (isolated.py:"}),
-        ("unstorable", "FAIL", {"status": "FAIL", "fail_reason": "the handler's return value cannot be stored"}),
-        ("goes on", "SUCCESS", {"status": "SUCCESS", "returns": "went on"}),
-    ],
-)
-def test_what_a_handler_raises_means_the_same(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, kind: str, status: str, run: dict[str, Any]
+RAISED: dict[str, tuple[str, dict[str, Any]]] = {
+    "retry": ("SCHEDULED", {"status": "CANCELED", "fail_reason": "later"}),
+    "fail": ("FAIL", {"status": "FAIL", "fail_reason": "never", "final": True}),
+    "exit": ("FAIL", {"status": "FAIL", "fail_reason": "SystemExit: 7"}),
+    "error": ("FAIL", {"status": "FAIL", "fail_reason": "ValueError: a bad value (isolated.py:"}),
+    "unstorable": ("FAIL", {"status": "FAIL", "fail_reason": "the handler's return value cannot be stored"}),
+    "goes on": ("SUCCESS", {"status": "SUCCESS", "returns": "went on"}),
+}
+
+
+def test_what_a_handler_raises_means_the_same_and_its_executor_goes_on(
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish("raises", "1", {"kind": kind}, max_unexpected_retries=0)
-            if kind == "retry":
-                await until(lambda: it.bench.state(task_id)["worker_states"][0:1], message="claimed")
-                await until(
-                    lambda: it.bench.state(task_id)["worker_states"][0]["status"] == "CANCELED",
-                    message="given back",
-                )
-                found = it.bench.state(task_id)["worker_states"][0]
-                assert it.bench.state(task_id)["failed_cnt"] == 0
-            else:
-                found = await it.ended(task_id, status)
-            for field, expected in run.items():
-                text = isinstance(expected, str)
-                assert found[field].startswith(expected) if text else found[field] == expected
-            if kind == "goes on":
-                await it.exists("echo:@raises:1/next-1")
-                await it.bench.status("echo:@raises:1/next-1", "SUCCESS")
+            before = (await it.ended(await it.publish("echo", "before"), "SUCCESS"))["returns"]["pid"]
+            for kind, (status, run) in RAISED.items():
+                task_id = await it.publish("raises", kind, {"kind": kind}, max_unexpected_retries=0)
+                if kind == "retry":
+                    await until(lambda: it.bench.state("raises:retry")["worker_states"], message="claimed")
+                    await until(
+                        lambda: it.bench.state("raises:retry")["worker_states"][0]["status"] == "CANCELED",
+                        message="given back",
+                    )
+                    found = it.bench.state(task_id)["worker_states"][0]
+                    assert it.bench.state(task_id)["failed_cnt"] == 0
+                else:
+                    found = await it.ended(task_id, status)
+                for field, expected in run.items():
+                    text = isinstance(expected, str)
+                    assert found[field].startswith(expected) if text else found[field] == expected, kind
+            await it.exists("echo:@raises:goes on/next-1")
+            await it.bench.status("echo:@raises:goes on/next-1", "SUCCESS")
+            for kind, (_, status, reason) in ENDS.items():  # what raises when its executor reads it
+                task_id = await it.publish("raises", kind, {"kind": kind}, max_unexpected_retries=0)
 
-    asyncio.run(scenario())
+                def closed(task_id: str = task_id, status: str = status) -> list[dict[str, Any]]:
+                    return [one for one in it.bench.state(task_id)["worker_states"] if one["status"] == status]
 
-
-@pytest.mark.parametrize("kind", [*ENDS])
-def test_what_raises_when_its_executor_reads_it_ends_the_run_all_the_same(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, kind: str
-) -> None:
-    _, status, reason = ENDS[kind]
-
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish("raises", "1", {"kind": kind}, max_unexpected_retries=0)
-
-            def found() -> list[dict[str, Any]]:
-                return [run for run in it.bench.state(task_id)["worker_states"] if run["status"] == status]
-
-            run, *_ = await until(found, message=f"the run is {status}")
-            assert run["fail_reason"].startswith(reason)
-            await it.ended(await it.publish("echo", "2", {}), "SUCCESS")  # the executor goes on
+                ended, *_ = await until(closed, message=f"the run of {kind} is {status}")
+                assert ended["fail_reason"].startswith(reason), kind
+            after = await it.ended(await it.publish("echo", "after"), "SUCCESS")
+            assert after["returns"]["pid"] == before
 
     asyncio.run(scenario())
 

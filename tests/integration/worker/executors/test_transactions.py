@@ -13,7 +13,7 @@ from tests.integration.worker.executors.bench import Isolated, isolating
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
-BOTH = pytest.mark.parametrize("name", ["commit", "commit_async"])
+NAMES = ("commit", "commit_async")
 ONCE = {"max_unexpected_retries": 0}
 
 
@@ -26,17 +26,15 @@ def params(it: Isolated, then: str) -> dict[str, Any]:
     return {"folder": str(it.folder), "effects": it.bench.database, "then": then}
 
 
-@BOTH
-def test_writes_and_success_commit_together(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, name: str
-) -> None:
+def test_writes_and_success_commit_together(mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            for key in ("1", "2"):  # the second one uses the session of the first
-                task_id = await it.publish(name, key, params(it, "return"))
-                await it.ended(task_id, "SUCCESS")
-                assert await it.bench.client.result(name, key) == "committed"
-                assert effects(it, task_id) == 1
+            for name in NAMES:
+                for key in ("1", "2"):  # the second one uses the session of the first
+                    task_id = await it.publish(name, key, params(it, "return"))
+                    await it.ended(task_id, "SUCCESS")
+                    assert await it.bench.client.result(name, key) == "committed"
+                    assert effects(it, task_id) == 1
             await it.bench.at_rest()
             assert not it.executors._reports._suspensions
 
@@ -48,59 +46,56 @@ def _last(it: Isolated, task_id: str) -> dict[str, Any]:
     return run
 
 
-@BOTH
 def test_a_death_inside_rolls_back_at_once_and_counts(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, name: str
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish(name, "1", params(it, "die inside"), **ONCE, worker_timeout_ms=3_600_000)
-            run = await it.ended(task_id, "FAIL")
-            assert run["fail_reason"].startswith("executor killed by SIGKILL")
-            assert effects(it, task_id) == 0
-            # The transaction is over: nobody waits for its locks.
-            it.bench.mongo[it.bench.database]["effects"].insert_one({"_id": task_id})
-            assert not it.executors._reports._suspensions
-            await it.bench.at_rest()
+            for name in NAMES:
+                task_id = await it.publish(name, "1", params(it, "die inside"), **ONCE, worker_timeout_ms=3_600_000)
+                run = await it.ended(task_id, "FAIL")
+                assert run["fail_reason"].startswith("executor killed by SIGKILL")
+                assert effects(it, task_id) == 0
+                # The transaction is over: nobody waits for its locks.
+                it.bench.mongo[it.bench.database]["effects"].insert_one({"_id": task_id})
+                assert not it.executors._reports._suspensions
+                await it.bench.at_rest()
 
     asyncio.run(scenario())
 
 
-@BOTH
 def test_a_death_after_the_commit_leaves_the_success(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, name: str
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish(name, "1", params(it, "die after"))
-            await it.ended(task_id, "SUCCESS")
-            await it.bench.at_rest()
-            assert effects(it, task_id) == 1
-            (run,) = it.bench.state(task_id)["worker_states"]
-            assert run["status"] == "SUCCESS"
-            assert run["returns_lost"].startswith("executor killed by SIGKILL")
-            assert "returns_owed_by" not in run
+            for name in NAMES:
+                task_id = await it.publish(name, "1", params(it, "die after"))
+                await it.ended(task_id, "SUCCESS")
+                await it.bench.at_rest()
+                assert effects(it, task_id) == 1
+                (run,) = it.bench.state(task_id)["worker_states"]
+                assert run["status"] == "SUCCESS"
+                assert run["returns_lost"].startswith("executor killed by SIGKILL")
+                assert "returns_owed_by" not in run
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("then", "status", "written"), [("fail inside", "FAIL", 0), ("fail after", "SUCCESS", 1), ("go on", "SUCCESS", 1)]
-)
 def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, then: str, status: str, written: int
+    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish("commit", "1", params(it, then))
-            await it.ended(task_id, status)
-            assert effects(it, task_id) == written
-            if then == "fail after":
-                with pytest.raises(ResultLost, match="the handler raised ValueError"):
-                    await it.bench.client.result("commit", "1")
-            if then == "go on":
-                await it.exists("echo:@commit:1/next-1")
-                await it.bench.status("echo:@commit:1/next-1", "SUCCESS")
+            cases = [("fail inside", "FAIL", 0), ("fail after", "SUCCESS", 1), ("go on", "SUCCESS", 1)]
+            for key, (then, status, written) in enumerate(cases):
+                task_id = await it.publish("commit", f"{key}", params(it, then))
+                await it.ended(task_id, status)
+                assert effects(it, task_id) == written, then
+            with pytest.raises(ResultLost, match="the handler raised ValueError"):
+                await it.bench.client.result("commit", "1")
+            await it.exists("echo:@commit:2/next-1")
+            await it.bench.status("echo:@commit:2/next-1", "SUCCESS")
 
     asyncio.run(scenario())
 
