@@ -26,7 +26,7 @@ from mtask.store.flows import (
     settling,
 )
 from mtask.store.flows.publishing import NewFlow, NewStep
-from mtask.store.statements import flows, owing
+from mtask.store.statements import flows, outbox, owing
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
     CHILD,
@@ -106,8 +106,8 @@ def _publishes() -> dict[str, object]:
         "flow room for a next task of none": told(room.take_for(NEXT_TASK)),
         "owed tasks": [
             owing.add([CHILD, NEXT_TASK], NOW),
-            owing.go_on(TWO, [CHILD, NEXT_TASK], NOW),
-            owing.go_on(ONE, [NEXT_TASK]),
+            outbox.go_on(TWO, [CHILD, NEXT_TASK], NOW),
+            outbox.go_on(ONE, [NEXT_TASK]),
         ],
     }
 

@@ -10,6 +10,7 @@ from mtask.model.actions import Actor
 from mtask.model.bulk import Plan, signed
 from mtask.model.controls import Limit
 from mtask.model.status import WorkerStatus
+from mtask.parts.relays import RELAYS
 from mtask.store import actions, bulk, run_logs, workers
 from mtask.store.driver.operation import owned
 from mtask.store.flows import faults
@@ -46,7 +47,7 @@ def _workers() -> dict[str, object]:
         "worker found": told(workers.find("w")),
         "worker heartbeat": told(workers.heartbeat(me, beat)),
         "workers without flows": told(workers.without_flows(5)),
-        "workers without callbacks": told(workers.without_callbacks(5)),
+        "workers without callbacks": told(workers.without_field("callback", 5)),
         "workers without tenants": told(workers.without_tenants(5)),
         "workers without encryption": told(workers.without_encryption(5)),
         "workers live": told(workers.live()),
@@ -138,15 +139,17 @@ def _bulks() -> dict[str, object]:
         "bulk read": told(bulk.get("bulk")),
         "bulks": told(bulk.every(10)),
         "bulks within": told(bulk.every(10, "acme:")),
-        "bulk step of nothing": told(bulk.step("bulk", "holder"), begun("cancel")),
-        "bulk step: cancel": told(bulk.step("bulk", "holder"), begun("cancel"), ..., rows()),
-        "bulk step: cancel steps": told(bulk.step("bulk", "holder"), begun("cancel"), ..., rows(key="flow")),
-        "bulk step: retry": told(bulk.step("bulk", "holder"), begun("retry"), [{"_id": "mail"}], rows()),
+        "bulk step of nothing": told(bulk.step("bulk", "holder", RELAYS), begun("cancel")),
+        "bulk step: cancel": told(bulk.step("bulk", "holder", RELAYS), begun("cancel"), ..., rows()),
+        "bulk step: cancel steps": told(bulk.step("bulk", "holder", RELAYS), begun("cancel"), ..., rows(key="flow")),
+        "bulk step: retry": told(bulk.step("bulk", "holder", RELAYS), begun("retry"), [{"_id": "mail"}], rows()),
         "bulk step: retry steps": told(
-            bulk.step("bulk", "holder"), begun("retry"), [{"_id": "mail"}], rows(key="flow")
+            bulk.step("bulk", "holder", RELAYS), begun("retry"), [{"_id": "mail"}], rows(key="flow")
         ),
-        "bulk step: remove": told(bulk.step("bulk", "holder"), begun("remove"), [{"_id": "mail"}], rows(key="flow")),
-        "bulk step elsewhere": told(bulk.step("bulk", "holder")),
+        "bulk step: remove": told(
+            bulk.step("bulk", "holder", RELAYS), begun("remove"), [{"_id": "mail"}], rows(key="flow")
+        ),
+        "bulk step elsewhere": told(bulk.step("bulk", "holder", RELAYS)),
     }
 
 

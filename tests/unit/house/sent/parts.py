@@ -8,8 +8,8 @@ from typing import Any
 from mtask.model.options import TaskOption
 from mtask.model.status import RunStatus
 from mtask.store.statements.gathering import SentCall
+from mtask.store.statements.outbox import OwedTask
 from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.owing import OwedTask
 from mtask.store.tasks.publishing import NewTask
 from tests.unit.house.sent.conversation import NOW
 

@@ -6,14 +6,15 @@ from datetime import timedelta
 from typing import get_args
 
 from mtask.errors import DuplicateKey
-from mtask.model.callbacks.callback import OwedCallback
+from mtask.features.callbacks import operations as callbacks
+from mtask.features.callbacks import statements as owed
+from mtask.model.parts import OwedCallback
 from mtask.model.scheduling.schedules import Pending, Plan, Schedule
 from mtask.model.status import TaskStatus
-from mtask.store import callbacks, gathering, schedules
+from mtask.store import gathering, schedules, workers
 from mtask.store.schedules import Firing, PageEnd
-from mtask.store.statements import callbacks as owed
 from mtask.store.statements import gathering as gathered
-from mtask.store.statements import requests
+from mtask.store.statements import requests, rounds
 from mtask.store.tasks import publishing
 from mtask.store.tasks.publishing import GatherPolicy, IfExists, Policy
 from tests.unit.house.sent.conversation import NOW, Written, told
@@ -107,7 +108,7 @@ def _gathers() -> dict[str, object]:
             gathered.reopen(one, NOW),
             gathered.first_round(one, NOW),
             gathered.asked_time(NOW),
-            gathered.open_next(NOW),
+            rounds.open_next(NOW),
         ]
     hour = timedelta(hours=1)
     return found | {
@@ -171,7 +172,8 @@ def _callbacks() -> dict[str, object]:
     ).model_dump()
     row = stored(callback_owed=[end, {**end, "number": 2, "tenant": "acme", "secret": None}])
     return {
-        "callbacks: workers": told(callbacks.check_workers()),
+        "callbacks: workers": told(workers.without_field("callback")),
+        "callbacks: fields": told(workers.check_fields([FULL])),
         "callbacks owed for long": told(callbacks.owed_for(timedelta(minutes=5), 10)),
         "callbacks under way": told(callbacks.deliveries(TaskStatus.RUNNING, 10)),
         "callbacks due": told(callbacks.deliveries(TaskStatus.INIT, 10, is_due=True)),
