@@ -41,8 +41,8 @@ from benchmarks.report.table import table
 from mtask.cli import failures, reporting
 from mtask.cli.output import console
 from mtask.errors import InvalidInput
+from mtask.kernel.driver.errors import translated
 from mtask.local.node import SMALLEST_CACHE_MB
-from mtask.store.driver.translate import translated
 
 Measure = Callable[[Server, Options], Result]
 

@@ -7,18 +7,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mtask.app.app import App
     from mtask.app.context import Context
-    from mtask.app.family import Child
     from mtask.app.next import Next
+    from mtask.arguments.publish import TaskSpec
     from mtask.client.aio import AsyncClient
-    from mtask.client.asking.flows import Flow
-    from mtask.client.asking.publication import TaskSpec
-    from mtask.client.diagnosis.position import Position
-    from mtask.client.operating.actions import Action
-    from mtask.client.operating.bulk import Bulk, BulkPlan
-    from mtask.client.reading.flows import FlowRow, FlowState, StepState
-    from mtask.client.reading.pages import TaskPage
-    from mtask.client.reading.partial import FoundTasks, TaskFields
     from mtask.client.sync import Client
+    from mtask.doctor.position import Position
     from mtask.errors import (
         Fail,
         LeaseLost,
@@ -31,17 +24,24 @@ if TYPE_CHECKING:
         TaskRunning,
         WaitTimeout,
     )
-    from mtask.model.documents import Task
-    from mtask.model.encryption.encryption import Encryption
-    from mtask.model.options import TaskOption
-    from mtask.model.scheduling.schedules import Schedule
-    from mtask.model.scheduling.triggers import Cron
-    from mtask.model.status import RunStatus, TaskStatus
-    from mtask.store.flows.operating import ChangedFlow
-    from mtask.store.flows.publishing import PublishedFlow
-    from mtask.store.lists.by_queue import QueueCounts
-    from mtask.store.lists.counting import Count
-    from mtask.store.tasks.publishing import Published
+    from mtask.features.audit_log.client import Action
+    from mtask.features.bulk.client import Bulk, BulkPlan
+    from mtask.features.encryption.settings import Encryption
+    from mtask.features.flows.change import ChangedFlow
+    from mtask.features.flows.client import Flow
+    from mtask.features.flows.handler import Child
+    from mtask.features.flows.publish import PublishedFlow
+    from mtask.features.flows.views import FlowRow, FlowState, StepState
+    from mtask.features.schedules.rules import Schedule
+    from mtask.features.schedules.triggers import Cron
+    from mtask.kernel.document.options import TaskOption
+    from mtask.kernel.document.status import RunStatus, TaskStatus
+    from mtask.kernel.document.task import Task
+    from mtask.kernel.operations.publish import Published
+    from mtask.search.by_queue import QueueCounts
+    from mtask.search.counts import Count
+    from mtask.search.pages import TaskPage
+    from mtask.search.partial import FoundTasks, TaskFields
     from mtask.version import __version__
 
 __all__ = [
@@ -92,17 +92,17 @@ __all__ = [
 _MODULES = {
     "mtask.app.app": ("App",),
     "mtask.app.context": ("Context",),
-    "mtask.app.family": ("Child",),
+    "mtask.features.flows.handler": ("Child",),
     "mtask.app.next": ("Next",),
     "mtask.client.aio": ("AsyncClient",),
-    "mtask.client.asking.flows": ("Flow",),
-    "mtask.client.asking.publication": ("TaskSpec",),
-    "mtask.client.diagnosis.position": ("Position",),
-    "mtask.client.operating.actions": ("Action",),
-    "mtask.client.operating.bulk": ("Bulk", "BulkPlan"),
-    "mtask.client.reading.flows": ("FlowRow", "FlowState", "StepState"),
-    "mtask.client.reading.pages": ("TaskPage",),
-    "mtask.client.reading.partial": ("FoundTasks", "TaskFields"),
+    "mtask.features.flows.client": ("Flow",),
+    "mtask.arguments.publish": ("TaskSpec",),
+    "mtask.doctor.position": ("Position",),
+    "mtask.features.audit_log.client": ("Action",),
+    "mtask.features.bulk.client": ("Bulk", "BulkPlan"),
+    "mtask.features.flows.views": ("FlowRow", "FlowState", "StepState"),
+    "mtask.search.pages": ("TaskPage",),
+    "mtask.search.partial": ("FoundTasks", "TaskFields"),
     "mtask.client.sync": ("Client",),
     "mtask.errors": (
         "Fail",
@@ -116,17 +116,17 @@ _MODULES = {
         "TaskRunning",
         "WaitTimeout",
     ),
-    "mtask.model.documents": ("Task",),
-    "mtask.model.encryption.encryption": ("Encryption",),
-    "mtask.model.options": ("TaskOption",),
-    "mtask.model.scheduling.schedules": ("Schedule",),
-    "mtask.model.status": ("RunStatus", "TaskStatus"),
-    "mtask.model.scheduling.triggers": ("Cron",),
-    "mtask.store.flows.operating": ("ChangedFlow",),
-    "mtask.store.flows.publishing": ("PublishedFlow",),
-    "mtask.store.lists.counting": ("Count",),
-    "mtask.store.lists.by_queue": ("QueueCounts",),
-    "mtask.store.tasks.publishing": ("Published",),
+    "mtask.kernel.document.task": ("Task",),
+    "mtask.features.encryption.settings": ("Encryption",),
+    "mtask.kernel.document.options": ("TaskOption",),
+    "mtask.features.schedules.rules": ("Schedule",),
+    "mtask.kernel.document.status": ("RunStatus", "TaskStatus"),
+    "mtask.features.schedules.triggers": ("Cron",),
+    "mtask.features.flows.change": ("ChangedFlow",),
+    "mtask.features.flows.publish": ("PublishedFlow",),
+    "mtask.search.counts": ("Count",),
+    "mtask.search.by_queue": ("QueueCounts",),
+    "mtask.kernel.operations.publish": ("Published",),
     "mtask.version": ("__version__",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -23,15 +23,15 @@ from typing import Any
 from mtask.app.app import App
 from mtask.app.middleware import FinishCall, RunCall
 from mtask.app.tracing import FiredTask
-from mtask.client.asking.publication import TaskSpec, current_trace
+from mtask.arguments.publish import TaskSpec, current_trace
 from mtask.errors import InvalidInput, LeaseLost, Retry, RunCanceled
+from mtask.kernel.document.handlers import handler_of
+from mtask.kernel.document.middleware import Around
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import DEFAULT_QUEUE, Task
+from mtask.kernel.document.tracing import MAX_TRACESTATE, Trace, is_sampled, trace_of
+from mtask.kernel.operations.publish import Published
 from mtask.logs import first_of, last_of, traceback_of
-from mtask.model.documents import DEFAULT_QUEUE, Task
-from mtask.model.handling.handlers import handler_of
-from mtask.model.handling.middleware import Around
-from mtask.model.status import RunStatus
-from mtask.model.tracing import MAX_TRACESTATE, Trace, is_sampled, trace_of
-from mtask.store.tasks.publishing import Published
 from mtask.version import __version__
 
 try:

@@ -14,10 +14,10 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 from mtask import AsyncClient, Client, RunStatus
-from mtask.store.driver import connect
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims
+from mtask.kernel.driver import connect
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements.finish import Outcome
 
 Kind = Literal["sync", "asyncio", "motor"]
 KINDS: tuple[Kind, ...] = ("sync", "asyncio", "motor")

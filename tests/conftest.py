@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 
 from mtask import Client
+from mtask.database import setup
+from mtask.kernel.driver.stores import SyncStore
 from mtask.local import ReplicaSet, temporary
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
 from tests.clients import open_store
 from tests.databases import Databases
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session

@@ -8,8 +8,8 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
+from mtask.database import setup
+from mtask.kernel.driver.stores import SyncStore
 from tests.mongo import Client as Mongo
 
 #: With more documents than this in a collection, dropping the database is faster than emptying it.

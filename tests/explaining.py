@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtask.store.driver.operation import Call, Operation
-from mtask.store.driver.stores import CODEC, SyncStore
+from mtask.kernel.driver.operation import Call, Operation
+from mtask.kernel.driver.stores import CODEC, SyncStore
 
 Document = dict[str, Any]
 

@@ -12,8 +12,8 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from mtask import Encryption
-from mtask.store.encryption.opening import sealer_for
-from mtask.store.encryption.vault import Vault
+from mtask.features.encryption.opening import sealer_for
+from mtask.features.encryption.vault import Vault
 
 MASTER_KEY = secrets.token_bytes(96)
 #: A text that is nowhere to be found where it is encrypted.

@@ -13,8 +13,8 @@ import trustme
 from pymongo import MongoClient
 
 from mtask import Client
+from mtask.kernel.driver.roles import ROLES, role_name
 from mtask.local import ReplicaSet, Security, temporary
-from mtask.store.driver.rights import ROLES, role_name
 from tests.mongo import TEST_COMMANDS, Document
 from tests.mongo import Client as Mongo
 

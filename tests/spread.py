@@ -6,8 +6,8 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.model.options import TaskOption
-from mtask.model.status import TaskStatus
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import TaskStatus
 
 #: Tasks, queues, names and tenants; a tie is a set of tasks of one instant.
 TASKS, QUEUES, NAMES, TENANTS, TIE = 6_000, 70, 7, 3, 300

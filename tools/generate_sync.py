@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Each source, and the file that is generated from it.
 SOURCES = {
     "mtask/client/aio.py": "mtask/client/sync.py",
-    "mtask/client/reading/completed_aio.py": "mtask/client/reading/completed_sync.py",
-    "mtask/client/reading/events_aio.py": "mtask/client/reading/events_sync.py",
+    "mtask/features/events/completed_aio.py": "mtask/features/events/completed_sync.py",
+    "mtask/features/events/events_aio.py": "mtask/features/events/events_sync.py",
 }
 #: Names in code, and words in docstrings and comments.
 NAMES = {
@@ -63,16 +63,16 @@ PHRASES = {
         # A session of Motor has no type of the driver.
         ("session: Any = None", "session: SyncSession | None = None"),
         (
-            "    from mtask.store.driver.operation import Operation, T\n",
-            "    from mtask.store.driver.operation import Operation, T\n"
-            "    from mtask.store.driver.types import SyncSession\n",
+            "    from mtask.kernel.driver.operation import Operation, T\n",
+            "    from mtask.kernel.driver.operation import Operation, T\n"
+            "    from mtask.kernel.driver.types import SyncSession\n",
         ),
     ),
-    "mtask/client/reading/completed_aio.py": (
+    "mtask/features/events/completed_aio.py": (
         ("as they end, for asyncio.", "as they end, for sync code."),
         ("in an `async with` block", "in a `with` block"),
     ),
-    "mtask/client/reading/events_aio.py": (
+    "mtask/features/events/events_aio.py": (
         ("for asyncio: it continues", "for sync code: it continues"),
         ("in an `async with` block", "in a `with` block"),
         (

@@ -11,9 +11,9 @@ from benchmarks.measuring.draining import LABEL, drain_with, insert_backlog
 from benchmarks.measuring.server import Scratch, Server
 from benchmarks.options import Options
 from benchmarks.report.figures import Result, Target, compared, turns
-from mtask.model.encryption.encryption import MASTER_KEY_BYTES, Encryption
-from mtask.store.encryption.opening import sealer_for
-from mtask.store.encryption.sealer import PARAMS
+from mtask.features.encryption.cipher import PARAMS
+from mtask.features.encryption.opening import sealer_for
+from mtask.features.encryption.settings import MASTER_KEY_BYTES, Encryption
 
 TASKS = 10_000
 SIZE = 200

@@ -17,7 +17,7 @@ from benchmarks.measuring import raw
 from benchmarks.measuring.counters import Cost, children_of, cpu_of
 from benchmarks.measuring.fleet import APP, DEFAULT_CONCURRENCY, Claims, Fleet
 from benchmarks.measuring.server import CHECK_INTERVAL, GUARANTEES, Meter, NotMeasured, Scratch, Server, wait_until
-from mtask.model.rules import HORIZON
+from mtask.kernel.document.rules import HORIZON
 
 Document = dict[str, Any]
 #: Runs something else while a backlog is drained.

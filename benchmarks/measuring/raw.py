@@ -22,12 +22,13 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 from pymongo.write_concern import WriteConcern
 
-from mtask.model.options import build_option
-from mtask.model.status import RunStatus
-from mtask.store.statements import filters, pipelines, short
-from mtask.store.statements.outcome import Outcome
-from mtask.store.statements.requests import task_document
-from mtask.store.tasks import claims
+from mtask.kernel.document.options import build_option
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import filters, short
+from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.publish import task_document
 
 Document = dict[str, Any]
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from itertools import count
 
 from benchmarks.measuring.fleet import DEFAULT_CONCURRENCY
 from benchmarks.measuring.server import Scratch, Server
-from mtask.model.status import WorkerStatus
-from mtask.store import workers
-from mtask.store.driver.stores import SyncStore
-from mtask.worker.leases.registrar import registration
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import workers
+from mtask.kernel.worker.process.registration import registration
 
 #: Nobody sends heartbeats for them.
 _LIFE = timedelta(days=1)

@@ -23,8 +23,8 @@ import mtask
 from benchmarks.measuring.counters import Cost, Counters, cpu_of
 from mtask import local
 from mtask.errors import MtaskError
+from mtask.kernel.driver.indexes import STATUS_INDEX
 from mtask.settings import read_settings
-from mtask.store.layout.indexes import STATUS_INDEX
 
 Document = dict[str, Any]
 

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, Unpack, overload
 from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware
 from mtask.app.tracing import Tracer
-from mtask.client.operating.scheduling import Definition, ScheduleSpec, When, trigger_of
 from mtask.errors import HandlerError, shown
-from mtask.model.encryption.encryption import Encryption
-from mtask.model.handling.handlers import (
+from mtask.features.encryption.settings import Encryption
+from mtask.features.schedules.client import Definition, ScheduleSpec, When, trigger_of
+from mtask.features.schedules.rules import CatchUp, Overlap
+from mtask.kernel.document.handlers import (
     HANDLER_ATTRIBUTE,
     Handler,
     IsolationKind,
@@ -21,9 +22,8 @@ from mtask.model.handling.handlers import (
     OnException,
     make_handler,
 )
-from mtask.model.options import TaskOptions
-from mtask.model.publishing.lookup import Lookup
-from mtask.model.scheduling.schedules import CatchUp, Overlap
+from mtask.kernel.document.lookup import Lookup
+from mtask.kernel.document.options import TaskOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -8,20 +8,20 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from mtask.app.family import Adding, Child, Family, HandlerOperations, Results
-from mtask.client.asking.publication import TaskRef
+from mtask.arguments.publish import TaskRef
 from mtask.errors import HandlerError, LeaseLost
-from mtask.model.documents import StoredTask, Task
-from mtask.model.handling.middleware import name_of
-from mtask.model.options import TaskOptions
-from mtask.model.publishing.identity import is_text
-from mtask.model.publishing.lookup import Lookup
-from mtask.model.tracing import Trace
-from mtask.store.driver.operation import Operation
-from mtask.store.tasks.publishing import Published
+from mtask.features.flows.handler import Adding, Child, Family, HandlerOperations, Results
+from mtask.kernel.document.identity import is_text
+from mtask.kernel.document.lookup import Lookup
+from mtask.kernel.document.middleware import name_of
+from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.task import StoredTask, Task
+from mtask.kernel.document.tracing import Trace
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations.publish import Published
 
 if TYPE_CHECKING:
-    from mtask.store.driver.types import AsyncSession, SyncSession
+    from mtask.kernel.driver.types import AsyncSession, SyncSession
 
 
 #: The length to which a progress message is cut, in characters.

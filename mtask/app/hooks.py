@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
 
 from mtask.errors import HandlerError, MtaskError
+from mtask.kernel.document.middleware import name_of
 from mtask.logs import SureLogger, fields
-from mtask.model.handling.middleware import name_of
 
 logger = SureLogger("mtask.app")
 

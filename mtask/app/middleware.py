@@ -32,12 +32,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from mtask.client.asking.publication import TaskSpec
+from mtask.arguments.publish import TaskSpec
 from mtask.errors import HandlerError
-from mtask.model.documents import StoredTask, Task
-from mtask.model.handling.middleware import Around, leave, name_of, tell_of_failure
-from mtask.model.status import RunStatus
-from mtask.model.tracing import Trace
+from mtask.kernel.document.middleware import Around, leave, name_of, tell_of_failure
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import StoredTask, Task
+from mtask.kernel.document.tracing import Trace
 
 if TYPE_CHECKING:
     from mtask.app.context import Context

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
-from mtask.client.asking.publication import TaskRef, TaskSpec
+from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
-from mtask.model.documents import MAX_DEPTH, StoredTask
-from mtask.model.handling.handlers import handler_of
-from mtask.model.options import TaskOptions
-from mtask.model.publishing.identity import task_id_of
-from mtask.model.publishing.lookup import Lookup
-from mtask.model.publishing.tenants import own_key
-from mtask.model.tracing import Trace
-from mtask.store.driver.encoding import is_readable
-from mtask.store.statements.outbox import OwedTask
-from mtask.store.tasks.publishing import NewTask, milliseconds
+from mtask.kernel.document.handlers import handler_of
+from mtask.kernel.document.identity import task_id_of
+from mtask.kernel.document.lookup import Lookup
+from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.task import MAX_DEPTH, StoredTask
+from mtask.kernel.document.tenants import own_key
+from mtask.kernel.document.tracing import Trace
+from mtask.kernel.driver.bson import is_readable
+from mtask.kernel.operations.publish import NewTask, milliseconds
+from mtask.kernel.statements.outbox import OwedTask
 
 
 class Next:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mtask.app.middleware import RunCall
-from mtask.model.tracing import Trace
+from mtask.kernel.document.tracing import Trace
 
 
 @dataclass(slots=True)

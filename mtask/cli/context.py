@@ -16,14 +16,14 @@ from rich.text import Text
 from mtask.cli.flags import Flags
 from mtask.cli.output import clean, console, write_json
 from mtask.cli.reporting import NotPrinted
-from mtask.client.operating.actions import acting_as, system_user
 from mtask.client.sync import Client
 from mtask.defaults import DEFAULT_DATABASE, DEFAULT_URI
-from mtask.model.encryption.encryption import Encryption, read_encryption
-from mtask.model.publishing.identity import task_id_of
-from mtask.model.publishing.tenants import check_tenant, stored_key
+from mtask.features.audit_log.client import acting_as, system_user
+from mtask.features.encryption.settings import Encryption, read_encryption
+from mtask.kernel.document.identity import task_id_of
+from mtask.kernel.document.tenants import check_tenant, stored_key
+from mtask.kernel.driver import connect
 from mtask.settings import Settings, read_settings
-from mtask.store.driver import connect
 
 #: Time limit of a command's search for a MongoDB server.
 SERVER_TIMEOUT = timedelta(seconds=5)

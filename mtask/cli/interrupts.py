@@ -32,7 +32,7 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        from mtask.store.driver.stores import unbound  # not at the top: `ending` needs no driver
+        from mtask.kernel.driver.stores import unbound  # not at the top: `ending` needs no driver
 
         self.is_pending = False
         self._unbound = unbound

@@ -16,8 +16,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from mtask.model.documents import Task
-from mtask.store.driver.extended_json import extended
+from mtask.kernel.document.task import Task
+from mtask.kernel.driver.extended_json import extended
 
 #: The width of output that is not a terminal, in characters. It is so large that no line is cut.
 PIPE_WIDTH = 4000

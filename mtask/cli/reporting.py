@@ -11,7 +11,7 @@ from rich.text import Text
 from mtask.cli import failures, streams
 from mtask.cli.output import as_json_types, clean, console, write_json
 from mtask.errors import MtaskError
-from mtask.store.driver.translate import scrubbed
+from mtask.kernel.driver.errors import scrubbed
 
 
 def is_usage_error(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtask.errors import InvalidInput, InvalidOption, shown
-from mtask.store.driver.extended_json import parse_extended
+from mtask.kernel.driver.extended_json import parse_extended
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _NUMBER = r"\d+(?:\.\d+)?"

@@ -166,7 +166,7 @@ def main(
     # nothing: those were a tenth of its time.
     gc.disable()
     try:
-        from mtask.cli import serving
+        from mtask.cli.workers import serving
     finally:
         gc.enable()
 
@@ -179,7 +179,7 @@ def run() -> None:
         cli(prog_name="mtask-worker", standalone_mode=True)
     except MtaskError as error:
         from mtask.cli.output import clean  # no other path of a worker prints with rich
-        from mtask.store.driver.translate import scrubbed
+        from mtask.kernel.driver.errors import scrubbed
 
         lines = "\n".join(clean(line) for line in scrubbed(str(error)).splitlines())
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints

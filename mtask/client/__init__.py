@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from mtask.lazy import names_of
 
 if TYPE_CHECKING:
+    from mtask.arguments.publish import TaskSpec
     from mtask.client.aio import AsyncClient
-    from mtask.client.asking.flows import Flow
-    from mtask.client.asking.publication import TaskSpec
     from mtask.client.sync import Client
+    from mtask.features.flows.client import Flow
 
 __all__ = ["AsyncClient", "Client", "Flow", "TaskSpec"]
 
@@ -16,8 +16,8 @@ __all__ = ["AsyncClient", "Client", "Flow", "TaskSpec"]
 _MODULE_OF = {
     "AsyncClient": "mtask.client.aio",
     "Client": "mtask.client.sync",
-    "Flow": "mtask.client.asking.flows",
-    "TaskSpec": "mtask.client.asking.publication",
+    "Flow": "mtask.features.flows.client",
+    "TaskSpec": "mtask.arguments.publish",
 }
 
 if not TYPE_CHECKING:

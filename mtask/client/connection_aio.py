@@ -12,30 +12,30 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from mtask.client.asking.within import PublishMiddleware
-from mtask.client.operating.actions import ActionLog
+from mtask.arguments.middleware import PublishMiddleware
+from mtask.database import setup
 from mtask.defaults import DEFAULT_DATABASE
+from mtask.doctor import operations as diagnosis
 from mtask.errors import InvalidInput
+from mtask.features.audit_log.client import ActionLog
+from mtask.features.encryption.settings import Encryption
+from mtask.kernel.document.tenants import check_tenant
+from mtask.kernel.driver import connect
+from mtask.kernel.driver.operation import Operation, T, owned
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.operations import transactions
 from mtask.lazy import LazyModule
-from mtask.model.encryption.encryption import Encryption
-from mtask.model.publishing.tenants import check_tenant
-from mtask.store import diagnosis
-from mtask.store.driver import connect
-from mtask.store.driver.operation import Operation, T, owned
-from mtask.store.driver.stores import AsyncStore, SyncStore
-from mtask.store.layout import setup
-from mtask.store.tasks import transactions
 
 if TYPE_CHECKING:
-    from mtask.client.reading import decrypting
-    from mtask.store.driver.types import AsyncMongoClient
-    from mtask.store.encryption.sealer import Sealer
+    from mtask.features.encryption import reads as decrypting
+    from mtask.features.encryption.cipher import Sealer
+    from mtask.kernel.driver.types import AsyncMongoClient
 else:
-    decrypting = LazyModule("mtask.client.reading.decrypting")  # only a client with encryption needs it
+    decrypting = LazyModule("mtask.features.encryption.reads")  # only a client with encryption needs it
 
 
 def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
-    from mtask.store.encryption.opening import sealer_for  # only a client with encryption needs it
+    from mtask.features.encryption.opening import sealer_for  # only a client with encryption needs it
 
     return sealer_for(encryption, source)
 

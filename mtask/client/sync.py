@@ -8,89 +8,97 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from mtask.client.asking import pointing, publication, requests
-from mtask.client.asking.publication import UNCHANGED, TaskSpec
+from mtask.arguments import pointers as pointing
+from mtask.arguments import publish as publication
+from mtask.arguments.publish import UNCHANGED, TaskSpec
+from mtask.client import requests
 from mtask.client.connection_sync import SyncConnection
 from mtask.client.patience import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
+from mtask.features.audit_log.rules import DONE, Intent
+from mtask.features.encryption.settings import name_of_key
+from mtask.kernel.document.tenants import stored_key
+from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
-from mtask.model.actions import DONE, Intent
-from mtask.model.encryption.encryption import name_of_key
-from mtask.model.publishing.tenants import stored_key
-from mtask.store.driver.operation import for_everybody
 
 if TYPE_CHECKING:
-    from mtask.client.asking import flow_requests, flows, several
-    from mtask.client.asking.flows import Flow
-    from mtask.client.asking.pointing import TaskPointer
-    from mtask.client.asking.publication import TaskRef
-    from mtask.client.diagnosis import backlog, doctor, explain, limits, position
-    from mtask.client.diagnosis.doctor import Finding
-    from mtask.client.diagnosis.limits import PermitUse
-    from mtask.client.diagnosis.position import Position
-    from mtask.client.operating import actions as action_requests
-    from mtask.client.operating import bulk as bulk_requests
-    from mtask.client.operating import controls as control_requests
-    from mtask.client.operating import purging as purging_requests
-    from mtask.client.operating import scheduling
-    from mtask.client.operating.actions import Action
-    from mtask.client.operating.bulk import Bulk, BulkPlan
-    from mtask.client.operating.scheduling import ScheduleArguments, When
-    from mtask.client.reading import completed_sync, events_sync, pages, versions, views
-    from mtask.client.reading import following as event_requests
-    from mtask.client.reading import metrics as metric_requests
-    from mtask.client.reading import run_logs as run_log_requests
-    from mtask.client.reading.completed_sync import Completed
-    from mtask.client.reading.events_sync import Events
-    from mtask.client.reading.flows import FlowRow, FlowState
-    from mtask.client.reading.metrics import FleetMetrics
-    from mtask.client.reading.pages import TaskPage
-    from mtask.client.reading.partial import FoundTasks, TaskFields
+    from mtask.arguments.pointers import TaskPointer
+    from mtask.arguments.publish import TaskRef
+    from mtask.client import versions, views
+    from mtask.doctor import backlog, explain, position
+    from mtask.doctor import checks as doctor
+    from mtask.doctor import operations as diagnosis
+    from mtask.doctor.checks import Finding
+    from mtask.doctor.position import Position
+    from mtask.features.audit_log import client as action_requests
+    from mtask.features.audit_log.client import Action
+    from mtask.features.bulk import client as bulk_requests
+    from mtask.features.bulk.client import Bulk, BulkPlan
     from mtask.features.callbacks.rules import CallbackRef
-    from mtask.model.controls import Control
-    from mtask.model.documents import Task, WorkerDocument
-    from mtask.model.options import TaskOptions
-    from mtask.model.publishing.lookup import Lookup
-    from mtask.model.run_logs import RunLog
-    from mtask.model.scheduling.schedules import Schedule
-    from mtask.store import diagnosis
-    from mtask.store.driver.operation import Operation, T
-    from mtask.store.driver.types import SyncSession
-    from mtask.store.encryption import sealing
-    from mtask.store.encryption.vault import KeyRow
-    from mtask.store.flows.operating import ChangedFlow
-    from mtask.store.flows.publishing import PublishedFlow
-    from mtask.store.lists import by_queue, counting
-    from mtask.store.lists.by_queue import QueueCounts
-    from mtask.store.lists.counting import Count
-    from mtask.store.tasks.publishing import IfExists, IfRunning, Published
+    from mtask.features.controls import client as control_requests
+    from mtask.features.controls import purging as purging_requests
+    from mtask.features.controls.rules import Control
+    from mtask.features.encryption import encrypt as sealing
+    from mtask.features.encryption.vault import KeyRow
+    from mtask.features.events import completed as several
+    from mtask.features.events import completed_sync, events_sync
+    from mtask.features.events import following as event_requests
+    from mtask.features.events.completed_sync import Completed
+    from mtask.features.events.events_sync import Events
+    from mtask.features.flows import client as flows
+    from mtask.features.flows import requests as flow_requests
+    from mtask.features.flows.change import ChangedFlow
+    from mtask.features.flows.client import Flow
+    from mtask.features.flows.publish import PublishedFlow
+    from mtask.features.flows.views import FlowRow, FlowState
+    from mtask.features.limits import explain as limits
+    from mtask.features.limits.explain import PermitUse
+    from mtask.features.logs import client as run_log_requests
+    from mtask.features.logs.rules import RunLog
+    from mtask.features.metrics import client as metric_requests
+    from mtask.features.metrics.client import FleetMetrics
+    from mtask.features.schedules import client as scheduling
+    from mtask.features.schedules.client import ScheduleArguments, When
+    from mtask.features.schedules.rules import Schedule
+    from mtask.kernel.document.lookup import Lookup
+    from mtask.kernel.document.options import TaskOptions
+    from mtask.kernel.document.task import Task, WorkerDocument
+    from mtask.kernel.driver.operation import Operation, T
+    from mtask.kernel.driver.types import SyncSession
+    from mtask.kernel.operations.publish import IfExists, IfRunning, Published
+    from mtask.search import by_queue, pages
+    from mtask.search import counts as counting
+    from mtask.search.by_queue import QueueCounts
+    from mtask.search.counts import Count
+    from mtask.search.pages import TaskPage
+    from mtask.search.partial import FoundTasks, TaskFields
 else:
     # A service that publishes needs none of these.
-    flow_requests = LazyModule("mtask.client.asking.flow_requests")
-    flows = LazyModule("mtask.client.asking.flows")
-    several = LazyModule("mtask.client.asking.several")
-    backlog = LazyModule("mtask.client.diagnosis.backlog")
-    doctor = LazyModule("mtask.client.diagnosis.doctor")
-    explain = LazyModule("mtask.client.diagnosis.explain")
-    limits = LazyModule("mtask.client.diagnosis.limits")
-    position = LazyModule("mtask.client.diagnosis.position")
-    action_requests = LazyModule("mtask.client.operating.actions")
-    bulk_requests = LazyModule("mtask.client.operating.bulk")
-    control_requests = LazyModule("mtask.client.operating.controls")
-    purging_requests = LazyModule("mtask.client.operating.purging")
-    scheduling = LazyModule("mtask.client.operating.scheduling")
-    completed_sync = LazyModule("mtask.client.reading.completed_sync")
-    events_sync = LazyModule("mtask.client.reading.events_sync")
-    pages = LazyModule("mtask.client.reading.pages")
-    versions = LazyModule("mtask.client.reading.versions")
-    views = LazyModule("mtask.client.reading.views")
-    event_requests = LazyModule("mtask.client.reading.following")
-    metric_requests = LazyModule("mtask.client.reading.metrics")
-    run_log_requests = LazyModule("mtask.client.reading.run_logs")
-    diagnosis = LazyModule("mtask.store.diagnosis")
-    sealing = LazyModule("mtask.store.encryption.sealing")
-    by_queue = LazyModule("mtask.store.lists.by_queue")
-    counting = LazyModule("mtask.store.lists.counting")
+    flow_requests = LazyModule("mtask.features.flows.requests")
+    flows = LazyModule("mtask.features.flows.client")
+    several = LazyModule("mtask.features.events.completed")
+    backlog = LazyModule("mtask.doctor.backlog")
+    doctor = LazyModule("mtask.doctor.checks")
+    explain = LazyModule("mtask.doctor.explain")
+    limits = LazyModule("mtask.features.limits.explain")
+    position = LazyModule("mtask.doctor.position")
+    action_requests = LazyModule("mtask.features.audit_log.client")
+    bulk_requests = LazyModule("mtask.features.bulk.client")
+    control_requests = LazyModule("mtask.features.controls.client")
+    purging_requests = LazyModule("mtask.features.controls.purging")
+    scheduling = LazyModule("mtask.features.schedules.client")
+    completed_sync = LazyModule("mtask.features.events.completed_sync")
+    events_sync = LazyModule("mtask.features.events.events_sync")
+    pages = LazyModule("mtask.search.pages")
+    versions = LazyModule("mtask.client.versions")
+    views = LazyModule("mtask.client.views")
+    event_requests = LazyModule("mtask.features.events.following")
+    metric_requests = LazyModule("mtask.features.metrics.client")
+    run_log_requests = LazyModule("mtask.features.logs.client")
+    diagnosis = LazyModule("mtask.doctor.operations")
+    sealing = LazyModule("mtask.features.encryption.encrypt")
+    by_queue = LazyModule("mtask.search.by_queue")
+    counting = LazyModule("mtask.search.counts")
 
 
 class Client(SyncConnection):

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mtask import Client, local
+from mtask.demo import survey
 from mtask.demo.app import app
 from mtask.errors import SchemaMismatch
-from mtask.store.driver.stores import TASKS
-from mtask.store.driver.translate import scrubbed
-from mtask.store.tasks import survey
+from mtask.kernel.driver.errors import scrubbed
+from mtask.kernel.driver.stores import TASKS
 
 DATABASE = "mtask_demo"
 _REMEDY = "The demo needs a database of its own: name another with --database."

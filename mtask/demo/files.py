@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from mtask.errors import InvalidInput
-from mtask.model.publishing.identity import MAX_KEY_BYTES
+from mtask.kernel.document.identity import MAX_KEY_BYTES
 
 SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _READABLE_BYTES = 400

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import IO, Self
 
+from mtask.cli.workers.supervisor import with_uri, worker_command
 from mtask.errors import WorkerError
-from mtask.worker.supervisor import with_uri, worker_command
 
 APP = "mtask.demo.app:app"
 STOP_TIMEOUT = timedelta(seconds=5)

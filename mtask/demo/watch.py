@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 from mtask import Client, RunStatus, Task, TaskStatus
+from mtask.demo import survey
 from mtask.demo.app import count
 from mtask.demo.counting import Totals
-from mtask.model.handling.handlers import handler_of
-from mtask.model.status import FINAL
-from mtask.store.tasks import survey
+from mtask.kernel.document.handlers import handler_of
+from mtask.kernel.document.status import FINAL
 
 Document = dict[str, Any]
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from mtask.features.callbacks import operations as callbacks
-from mtask.store.flows import settling
+from mtask.features.flows import settle as settling
 
 RELAYS = (settling.RELAY, callbacks.RELAY)

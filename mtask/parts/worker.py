@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mtask.app.app import App
 from mtask.features.callbacks import worker as callbacks
-from mtask.worker.options import WorkerOptions
-from mtask.worker.part import Part
-from mtask.worker.state.scope import Scope
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.part import Part
+from mtask.kernel.worker.process.scope import Scope
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:

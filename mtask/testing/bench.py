@@ -15,24 +15,25 @@ from datetime import datetime, timedelta
 
 from mtask import local
 from mtask.app.app import App
-from mtask.client.diagnosis.reasons import Reason
-from mtask.client.operating import scheduling
-from mtask.client.operating.scheduling import Definition
 from mtask.client.sync import Client
 from mtask.errors import MtaskError
 from mtask.features.callbacks.allowed import CallbackOptions, read_options
 from mtask.features.callbacks.rules import DEFAULT_SECRET
 from mtask.features.callbacks.testing import CallbackReceiver
-from mtask.model.documents import Task
-from mtask.model.status import WorkerStatus
-from mtask.store import schedules
-from mtask.store.driver.operation import Operation
-from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import publishing, workbench
-from mtask.store.tasks.publishing import Policy
-from mtask.worker.executors.options import ExecutorOptions
-from mtask.worker.options import WorkerOptions
-from mtask.worker.worker import Worker
+from mtask.features.isolation.options import ExecutorOptions
+from mtask.features.schedules import client as scheduling
+from mtask.features.schedules import operations as schedules
+from mtask.features.schedules.client import Definition
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.document.task import Task
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import publish as publishing
+from mtask.kernel.operations.publish import Policy
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.worker import Worker
+from mtask.search.reasons import Reason
+from mtask.testing import workbench
 
 #: The environment variable that names a server for tests. Without it, tests use the embedded server.
 URI_VARIABLE = "MTASK_TEST_URI"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mtask.client import AsyncClient
-from mtask.model.publishing.tenants import own_key, prefix_of, stored_key
-from mtask.store.streams.events import TaskEvent
+from mtask.features.events.task_events import TaskEvent
+from mtask.kernel.document.tenants import own_key, prefix_of, stored_key
 
 
 class Role(StrEnum):

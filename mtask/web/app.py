@@ -15,13 +15,17 @@ from starlette.exceptions import HTTPException
 
 from mtask.client import AsyncClient
 from mtask.errors import DatabaseError, MtaskError
+from mtask.features.bulk import rest as bulk
+from mtask.features.bulk.background import Bulks
+from mtask.features.events import rest as events
+from mtask.features.events.hub import Hub
+from mtask.features.flows.surface import rest as flows
+from mtask.features.metrics import rest as metrics
+from mtask.features.metrics.rest import Metrics
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.apart import MakeClient
-from mtask.web.bulks import Bulks
-from mtask.web.counts import Counts
 from mtask.web.gate import Gate
-from mtask.web.hub import Hub
 from mtask.web.logins import Logins
 from mtask.web.page.page import WebPage
 from mtask.web.paths import BY_QUERY
@@ -36,8 +40,8 @@ from mtask.web.problems import (
     response_of,
 )
 from mtask.web.rooms import Rooms
-from mtask.web.routes import bulk, events, flows, health, listing, metrics, operating, publishing, tasks
-from mtask.web.routes.metrics import Metrics
+from mtask.web.routes import health, listing, operating, publishing, tasks
+from mtask.web.routes.counts import Counts
 from mtask.web.settings import WebSettings
 from mtask.web.sharing import Shared
 from mtask.web.tokens import Tokens

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
-from mtask.store.driver.extended_json import parse_strict
+from mtask.kernel.driver.extended_json import parse_strict
 from mtask.web.access import Caller, Role
 from mtask.web.paths import with_segments
 from mtask.web.problems import Forbidden, InvalidRequest, UnsupportedMediaType

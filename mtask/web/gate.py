@@ -11,10 +11,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mtask.client.asking.publication import traced_by
-from mtask.client.operating.actions import acting_as
+from mtask.arguments.publish import traced_by
 from mtask.errors import MtaskError
-from mtask.model.tracing import trace_of
+from mtask.features.audit_log.client import acting_as
+from mtask.kernel.document.tracing import trace_of
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.connections import tell

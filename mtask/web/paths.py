@@ -15,8 +15,8 @@ from fastapi import Path
 from pydantic import BeforeValidator
 from starlette.convertors import Convertor, register_url_convertor
 
-from mtask.model.publishing.tenants import TENANT_PATTERN
-from mtask.model.scheduling.schedules import MAX_ID_BYTES
+from mtask.features.schedules.rules import MAX_ID_BYTES
+from mtask.kernel.document.tenants import TENANT_PATTERN
 from mtask.web.problems import BadRequest, InvalidRequest
 from mtask.web.schemas import KEY, NAME, TEXT
 

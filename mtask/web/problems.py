@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from mtask import errors
 from mtask.errors import MtaskError
-from mtask.store.driver.translate import scrubbed
+from mtask.kernel.driver.errors import scrubbed
 from mtask.web.access import ANYBODY, Caller
 
 MEDIA_TYPE = "application/problem+json"

@@ -10,16 +10,16 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from mtask.model.actions import Intent
-from mtask.model.controls import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS
-from mtask.model.documents import MAX_CALL_ID, Task
-from mtask.model.options import MIN_PING_INTERVAL_MS, WHOLE, TaskOption
-from mtask.model.publishing.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN
-from mtask.model.publishing.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
-from mtask.model.publishing.tenants import TENANT_PATTERN
-from mtask.model.scheduling.schedules import MAX_CATCH_UP, MAX_JITTER_MS
-from mtask.model.status import TaskStatus
-from mtask.store.statements.views import DERIVED_FIELDS
+from mtask.features.audit_log.rules import Intent
+from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS
+from mtask.features.schedules.rules import MAX_CATCH_UP, MAX_JITTER_MS
+from mtask.kernel.document.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN
+from mtask.kernel.document.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
+from mtask.kernel.document.options import MIN_PING_INTERVAL_MS, WHOLE, TaskOption
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import MAX_CALL_ID, Task
+from mtask.kernel.document.tenants import TENANT_PATTERN
+from mtask.kernel.statements.views import DERIVED_FIELDS
 
 Schema = dict[str, Any]
 

@@ -13,10 +13,10 @@ from types import FrameType
 import uvicorn
 
 from mtask.errors import InvalidInput
+from mtask.features.events.hub import Hub
 from mtask.web.apart import MakeClient
 from mtask.web.app import build
 from mtask.web.connections import Connections, config_of
-from mtask.web.hub import Hub
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 

@@ -14,14 +14,14 @@ from typing import Any
 from starlette.responses import Response
 
 from mtask.client import AsyncClient
-from mtask.client.diagnosis.position import Position
-from mtask.client.reading.flows import FlowRow, FlowState
-from mtask.client.reading.partial import TaskFields
-from mtask.model.documents import Task, WorkerDocument
-from mtask.model.run_logs import RunLog
-from mtask.model.scheduling.schedules import Schedule
-from mtask.store.driver.extended_json import extended_exactly
-from mtask.store.streams.events import TaskEvent, as_told_to
+from mtask.doctor.position import Position
+from mtask.features.events.task_events import TaskEvent, as_told_to
+from mtask.features.flows.views import FlowRow, FlowState
+from mtask.features.logs.rules import RunLog
+from mtask.features.schedules.rules import Schedule
+from mtask.kernel.document.task import Task, WorkerDocument
+from mtask.kernel.driver.extended_json import extended_exactly
+from mtask.search.partial import TaskFields
 from mtask.web.access import Caller
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 
-from mtask.worker.running.settler import Settler
+from mtask.kernel.worker.discovery.relays import Settler
 from tests.acceptance.app import app
 
 __all__ = ["app"]

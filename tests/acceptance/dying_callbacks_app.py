@@ -12,7 +12,7 @@ from typing import Any
 
 from mtask.features.callbacks import statements
 from mtask.features.callbacks.sending import _Pinned
-from mtask.worker.running.settler import Settler
+from mtask.kernel.worker.discovery.relays import Settler
 from tests.acceptance.app import app
 
 __all__ = ["app"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mtask import Client, TaskSpec
-from mtask.store.layout.indexes import HEAD_INDEX, task_indexes
+from mtask.kernel.driver.indexes import HEAD_INDEX, task_indexes
 from tests.clients import KINDS, Kind, open_client
 from tests.mongo import Client as Mongo
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mtask import Client, Published, RunStatus, Task, TaskExists, TaskRunning, TaskSpec, TaskStatus
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import KINDS, AnyClient, claim, fail, is_claimable, open_client, server_now, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mtask import AsyncClient
-from mtask.model.status import WorkerStatus
-from mtask.worker.options import WorkerOptions
-from mtask.worker.worker import Worker
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.worker import Worker
 from tests.acceptance import app as handlers
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, until
@@ -76,8 +76,8 @@ def test_of_twenty_workers_that_claim_at_the_same_instant_exactly_one_has_it(
 ) -> None:
     # Due for all at one instant that all know beforehand, and taken without regard to rank: the worst case.
     monkeypatch.setenv(handlers.EVENTS_VARIABLE, str(stage.events.path))
-    monkeypatch.setattr("mtask.worker.state.queue.STAGGER", 0.0)
-    monkeypatch.setattr("mtask.worker.state.peers.Peers.rank", lambda *_: 0)
+    monkeypatch.setattr("mtask.kernel.worker.discovery.buffer.STAGGER", 0.0)
+    monkeypatch.setattr("mtask.kernel.worker.discovery.fleet.Peers.rank", lambda *_: 0)
 
     async def scenario() -> int:
         client = AsyncClient(stage.uri, database=stage.database)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bson import Timestamp
 
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, Document, eventually
 from tests.workers import Event, Stage, milliseconds, runs_of

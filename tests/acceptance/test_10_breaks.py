@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mtask import TaskSpec
+from mtask.kernel.document.options import TaskOptions
 from mtask.local import ReplicaSet
-from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.faults.proxy import LossyProxy
 from tests.faults.publishing import SteadyPublisher

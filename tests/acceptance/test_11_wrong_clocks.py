@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests import faketime
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE

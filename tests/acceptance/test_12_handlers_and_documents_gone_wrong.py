@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mtask import TaskSpec
-from mtask.client.reading.views import StatRow
-from mtask.model.options import TaskOptions
+from mtask.client.views import StatRow
+from mtask.kernel.document.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.acceptance.faults_app import RAISED, UNSTORABLE
 from tests.faults.malformed import good, malformed

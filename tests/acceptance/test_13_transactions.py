@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mtask.errors import ResultLost, WaitTimeout
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, Document, eventually, fail_command
 from tests.mongo import Client as Mongo

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mtask.model.options import TaskOption
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.indexes import DISCOVERY_INDEX, STATUS_INDEX
-from mtask.store.statements import filters
-from mtask.store.tasks import finding
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.driver.indexes import DISCOVERY_INDEX, STATUS_INDEX
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import find_due as finding
+from mtask.kernel.statements import filters
 
 Document = dict[str, Any]
 

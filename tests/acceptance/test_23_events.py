@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from mtask import Client, TaskSpec
-from mtask.model.options import TaskOptions
-from mtask.store.streams.events import EventKind, TaskEvent
+from mtask.features.events.task_events import EventKind, TaskEvent
+from mtask.kernel.document.options import TaskOptions
 from tests.mongo import PATIENCE, eventually
 from tests.workers import Stage, runs_of
 

@@ -23,14 +23,14 @@ from pymongo.errors import OperationFailure
 
 from mtask import AsyncClient, Client, Flow, TaskSpec
 from mtask.cli.main import run
-from mtask.client.diagnosis.findings import Level
+from mtask.database import roles
+from mtask.database.schema import LAYOUTS
 from mtask.errors import AccessDenied, DatabaseUnavailable
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver import roles as rights
+from mtask.kernel.operations import retention
 from mtask.local import ReplicaSet
-from mtask.model.status import TaskStatus
-from mtask.store.driver import rights
-from mtask.store.layout import roles
-from mtask.store.layout.schema import LAYOUTS
-from mtask.store.tasks import retention
+from mtask.search.findings import Level
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.clients import open_store
 from tests.mongo import PATIENCE, Document, eventually

@@ -17,7 +17,7 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure
 
 from mtask import TaskSpec
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, Document, eventually
 from tests.workers import Stage, runs_of

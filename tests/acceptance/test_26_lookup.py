@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mtask import Client, TaskSpec
-from mtask.model.options import TaskOption
-from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import queries
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import change as queries
 from tests.acceptance.conftest import Report
 from tests.explaining import Examined, examined_by
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from mtask import Client, Flow, FlowState, TaskRunning
-from mtask.client.diagnosis.findings import Level
+from mtask.kernel.driver.stores import SyncStore
 from mtask.local import ReplicaSet
-from mtask.store.driver.stores import SyncStore
+from mtask.search.findings import Level
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, eventually
 from tests.security import accounts, is_secure

@@ -22,8 +22,8 @@ from pymongo.monitoring import CommandListener, CommandStartedEvent, CommandSucc
 
 import mtask
 from mtask import Flow
+from mtask.kernel.document.options import TaskOptions
 from mtask.local import ReplicaSet
-from mtask.model.options import TaskOptions
 from tests.acceptance.conftest import Report
 from tests.faults import breaks
 from tests.mongo import PATIENCE, Document, eventually

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests import faketime
 from tests.acceptance.conftest import Report
 from tests.mongo import eventually

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtask.client.diagnosis.findings import Level
+from mtask.search.findings import Level
 from mtask.testing import CallbackReceiver
 from tests.mongo import PATIENCE, eventually
 from tests.workers import Stage, WorkerProcess

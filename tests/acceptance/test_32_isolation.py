@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import Report
-from tests.integration.worker.executors.bench import APP, is_alive
+from tests.integration.features.isolation.bench import APP, is_alive
 from tests.mongo import eventually
 from tests.workers import Stage, WorkerProcess, runs_of
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from mtask import Client
-from mtask.client.exposing import exposition
-from mtask.client.reading.metrics import FleetMetrics
+from mtask.database import setup
+from mtask.features.metrics import prometheus as exposition
+from mtask.features.metrics.client import FleetMetrics
+from mtask.kernel.driver.stores import SyncStore
 from mtask.local import ReplicaSet
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, eventually
 from tests.mongo import Client as Mongo

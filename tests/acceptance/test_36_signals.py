@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests.acceptance.app import EVENTS_VARIABLE
 from tests.mongo import PATIENCE
 from tests.workers import APP, ROOT, Stage, runs_of

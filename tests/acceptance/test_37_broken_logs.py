@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mtask.model.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions
 from tests.acceptance.broken_logs_app import BROKEN_VARIABLE
 from tests.mongo import PATIENCE, eventually, fail_command
 from tests.workers import Stage, runs_of

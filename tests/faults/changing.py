@@ -16,7 +16,7 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.regex import Regex
 
-from mtask.model.status import FINAL_STATUSES
+from mtask.kernel.document.status import FINAL_STATUSES
 from tests.faults.malformed import good
 from tests.mongo import Document
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from mtask import Flow
-from mtask.model.documents import OnFailed
+from mtask.kernel.document.task import OnFailed
 from tests.faults.load import PATIENT, Operation
 
 #: The keys of flows begin so; those of other tasks do not.

@@ -28,8 +28,8 @@ from pymongo import WriteConcern
 from pymongo.errors import WriteError
 
 from mtask import App
-from mtask.store.driver.stores import CODEC, SyncStore
-from mtask.store.driver.translate import NOT_STORABLE
+from mtask.kernel.driver.errors import NOT_STORABLE
+from mtask.kernel.driver.stores import CODEC, SyncStore
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, Document
 

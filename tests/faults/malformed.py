@@ -11,7 +11,7 @@ from bson import ObjectId, Timestamp
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 
-from mtask.model.options import TaskOption
+from mtask.kernel.document.options import TaskOption
 from tests.mongo import Document
 
 #: 1 January of the year 12000: beyond what Python's dates hold.

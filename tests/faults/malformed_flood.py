@@ -25,11 +25,11 @@ from pymongo.errors import WriteError
 
 from mtask import App
 from mtask.client.sync import Client as MtaskClient
+from mtask.kernel.document.status import FINAL_STATUSES
+from mtask.kernel.driver.errors import NOT_STORABLE
+from mtask.kernel.driver.stores import READING, SyncStore
+from mtask.kernel.worker.discovery.quarantine import malformation
 from mtask.local import temporary
-from mtask.model.status import FINAL_STATUSES
-from mtask.store.driver.stores import READING, SyncStore
-from mtask.store.driver.translate import NOT_STORABLE
-from mtask.worker.admission.quarantine import malformation
 from tests.faults import changing
 from tests.faults.changing import Chance
 from tests.faults.fuzzing import LAST_RESORTS

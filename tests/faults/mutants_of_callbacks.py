@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _ADDRESSES = "mtask/features/callbacks/addresses.py"
-_BULK = "mtask/store/bulk.py"
-_DERIVE = "mtask/store/statements/derive.py"
-_FLOWS = "mtask/store/statements/flows.py"
+_BULK = "mtask/features/bulk/operations.py"
+_DERIVE = "mtask/kernel/statements/derive.py"
+_FLOWS = "mtask/features/flows/statements.py"
 _OPERATION = "mtask/features/callbacks/operations.py"
-_OUTBOX = "mtask/store/statements/outbox.py"
-_PIPELINES = "mtask/store/statements/pipelines.py"
-_QUERIES = "mtask/store/tasks/queries.py"
+_OUTBOX = "mtask/kernel/statements/outbox.py"
+_PIPELINES = "mtask/kernel/statements/claim.py"
+_QUERIES = "mtask/kernel/operations/change.py"
 _RULES = "mtask/features/callbacks/rules.py"
 _SENDING = "mtask/features/callbacks/sending.py"
-_SHORT = "mtask/store/statements/short.py"
+_SHORT = "mtask/kernel/statements/short.py"
 _TWINS = "mtask/features/callbacks/statements.py"
 
 _STORE = "tests/integration/features/callbacks/test_operations.py"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_OWING = "mtask/store/statements/owing.py"
-_OUTBOX = "mtask/store/statements/outbox.py"
-_CHILDREN = "mtask/store/flows/children.py"
-_SETTLING = "mtask/store/flows/settling.py"
-_FINDING = "mtask/store/flows/finding.py"
-_STEPWISE = "tests/integration/store/flows/test_children.py"
-_CHILDREN_RUN = "tests/integration/worker/running/test_children.py"
-_NEXT_RUN = "tests/integration/worker/running/test_next.py"
+_OWING = "mtask/features/flows/owing.py"
+_OUTBOX = "mtask/kernel/statements/outbox.py"
+_CHILDREN = "mtask/features/flows/children.py"
+_SETTLING = "mtask/features/flows/settle.py"
+_FINDING = "mtask/features/flows/finding.py"
+_STEPWISE = "tests/integration/features/flows/test_children.py"
+_CHILDREN_RUN = "tests/integration/features/flows/test_children_under_a_worker.py"
+_NEXT_RUN = "tests/integration/app/test_next.py"
 _PARITY = "tests/parity/test_changes_parity.py"
 
 CHILD_MUTATIONS = (
@@ -47,7 +47,7 @@ CHILD_MUTATIONS = (
         "children-take-out-the-mark-of-a-value",
         "A task that owes its value loses its mark when its children are taken out, and nobody finds it.",
         (Edit(_OWING, ', {"$eq": [x.OWED_VALUES, []]}]}', "]}"),),
-        ("tests/integration/worker/running/test_returns.py"
+        ("tests/integration/kernel/worker/running/test_returns.py"
          "::test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task",),
     ),
     Mutation(
@@ -73,7 +73,7 @@ CHILD_MUTATIONS = (
     Mutation(
         "next-in-the-short-statement",
         "A short statement finishes a task, and its next task is lost.",
-        (Edit("mtask/store/tasks/claims.py", "if is_simple and not goes_on and", "if is_simple and"),),
+        (Edit("mtask/kernel/operations/claim.py", "if is_simple and not goes_on and", "if is_simple and"),),
         (f"{_NEXT_RUN}::test_a_short_statement_serves_no_task_that_goes_on",),
     ),
     Mutation(
@@ -100,13 +100,13 @@ CHILD_MUTATIONS = (
     Mutation(
         "next-lost-to-a-purge",
         "A purge removes a task that is still to publish its next one.",
-        (Edit("mtask/store/tasks/queries.py", '{"flow": None, "owed_since": None, ', '{"flow": None, '),),
+        (Edit("mtask/kernel/operations/change.py", '{"flow": None, "owed_since": None, ', '{"flow": None, '),),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),
     Mutation(
         "next-lost-to-a-removal",
         "A removal takes a task away that is still to publish its next one.",
-        (Edit("mtask/store/tasks/queries.py", '"delete_one", {"_id": task_id, **NEEDED_BY_NONE})',
+        (Edit("mtask/kernel/operations/change.py", '"delete_one", {"_id": task_id, **NEEDED_BY_NONE})',
               '"delete_one", {"_id": task_id, "flow": None})'),),
         (f"{_NEXT_RUN}::test_a_task_that_owes_its_next_one_is_removed_after_it_is_published",),
     ),
@@ -114,7 +114,8 @@ CHILD_MUTATIONS = (
         "next-unseen-by-scans",
         "Where there are no flows, no scan finds the next task that a dead worker owes.",
         (Edit(_FINDING, "hint=OWED_INDEX)) is not None", "hint=OWED_INDEX)) is ..."),
-         Edit("mtask/worker/running/finisher.py", "            self._ledger.has_flows = True\n", "            pass\n")),
+         Edit("mtask/kernel/worker/running/finisher.py",
+              "            self._ledger.has_flows = True\n", "            pass\n")),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),
     Mutation(
@@ -126,7 +127,7 @@ CHILD_MUTATIONS = (
     Mutation(
         "transaction-without-its-result",
         "What a handler sets as its result is not in the commit of its transaction.",
-        (Edit("mtask/worker/running/transactions.py", "self._successes.outcome(run, run.result)",
+        (Edit("mtask/kernel/worker/running/transactions.py", "self._successes.outcome(run, run.result)",
               "self._successes.outcome(run, None)"),),
         (f"{_NEXT_RUN}::test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit",),
     ),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLIENT = "mtask/client/operating/controls.py"
-_LIMITS = "mtask/worker/admission/limits.py"
-_PERMITS = "mtask/store/queues/permits.py"
-_STATEMENTS = "mtask/store/statements/permits.py"
-_RETENTION = "mtask/store/tasks/retention.py"
-_WORKER_CONTROLS = "mtask/worker/admission/controls.py"
+_CLIENT = "mtask/features/controls/client.py"
+_LIMITS = "mtask/features/limits/worker.py"
+_PERMITS = "mtask/features/limits/operations.py"
+_STATEMENTS = "mtask/features/limits/statements.py"
+_RETENTION = "mtask/kernel/operations/retention.py"
+_WORKER_CONTROLS = "mtask/features/controls/worker.py"
 
 _INTERRUPTS_TESTS = "tests/unit/cli/test_interrupts.py"
-_KEEP_TESTS = "tests/integration/worker/upkeep/test_keep.py"
-_LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
-_PAUSES_TESTS = "tests/integration/worker/admission/test_pauses.py"
-_PERMITS_TESTS = "tests/integration/store/queues/test_permits.py"
-_INSTANTS = "tests/unit/store/test_requests_hold_no_instant.py"
+_KEEP_TESTS = "tests/integration/features/controls/test_keep.py"
+_LIMITS_TESTS = "tests/integration/features/limits/test_limits.py"
+_PAUSES_TESTS = "tests/integration/features/controls/test_pauses.py"
+_PERMITS_TESTS = "tests/integration/features/limits/test_permits.py"
+_INSTANTS = "tests/unit/kernel/operations/test_requests_hold_no_instant.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
 
@@ -116,13 +116,13 @@ CONTROL_MUTATIONS = (
     Mutation(
         "pause-confirmed-amid-a-claim",
         "A worker says that it goes by a pause while a claim is under way that does not.",
-        (Edit("mtask/worker/assembly.py", "under_way.connect(parts.claimer.until_landed, ", "under_way.connect("),),
+        (Edit("mtask/parts/assembly.py", "under_way.connect(parts.claimer.until_landed, ", "under_way.connect("),),
         (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
     ),
     Mutation(
         "pause-confirmed-amid-a-recovery",
         "A worker says that it goes by a pause while a claim whose reply was lost may still come true.",
-        (Edit("mtask/worker/claiming/sender.py", "return (self._apart, self._recovery.jobs)",
+        (Edit("mtask/kernel/worker/running/claim.py", "return (self._apart, self._recovery.jobs)",
               "return (self._apart,)"),),
         (f"{_PAUSES_TESTS}::test_a_pause_returns_when_what_was_under_way_has_landed",),
     ),
@@ -144,7 +144,7 @@ CONTROL_MUTATIONS = (
         "A worker goes by what it read before it fell silent, and nobody waited for it since.",
         (Edit(_WORKER_CONTROLS, "if self._valid_then is not None and silence_cnt == self._silence_cnt:",
               "if self._valid_then is not None:"),),
-        ("tests/unit/worker/admission/test_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
+        ("tests/unit/features/controls/test_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
     ),
     Mutation(
         "malformed-control-lifts-the-limit",
@@ -176,14 +176,14 @@ CONTROL_MUTATIONS = (
     Mutation(
         "keep-when-out-of-touch",
         "A worker whose heartbeat has run out removes what is to be kept by now.",
-        (Edit("mtask/worker/upkeep/retention.py", "keep, self._controls.validity()))", "keep))"),),
+        (Edit("mtask/features/controls/keep.py", "keep, self._controls.validity()))", "keep))"),),
         (f"{_KEEP_TESTS}::test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing",),
     ),
     Mutation(
         "permits-given-back-everywhere",
         "On a sharded cluster every shard looks through all its permits for those that are given back.",
         (Edit(_PERMITS, '{"_id": {"$in": sorted(set(pool_ids))}},', "{},"),),
-        ("tests/integration/store/test_writes_are_targeted.py"
+        ("tests/integration/kernel/operations/test_writes_are_targeted.py"
          "::test_every_write_of_workers_and_clients_names_its_documents_by_id",),
     ),
     Mutation(

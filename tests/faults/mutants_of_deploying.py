@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _HEALTH = "mtask/health.py"
-_FILE = "mtask/worker/upkeep/health.py"
-_PULSE = "mtask/worker/upkeep/pulse.py"
-_SYSTEMD = "mtask/worker/upkeep/systemd.py"
+_FILE = "mtask/kernel/worker/process/health.py"
+_PULSE = "mtask/kernel/worker/process/pulse.py"
+_SYSTEMD = "mtask/kernel/worker/process/systemd.py"
 _PROBE = "mtask/cli/health.py"
 
-_SCHEMA = "mtask/store/layout/schema.py"
-_SCHEMA_TESTS = "tests/integration/store/layout/test_schema.py"
+_SCHEMA = "mtask/database/schema.py"
+_SCHEMA_TESTS = "tests/integration/database/test_schema.py"
 _UNIT_TESTS = "tests/unit/test_health.py"
 _PROBE_TESTS = "tests/unit/cli/test_health.py"
 _PROCESS_TESTS = "tests/acceptance/test_34_health.py"
@@ -34,14 +34,14 @@ DEPLOYING_MUTATIONS = (
     Mutation(
         "processes-speak-for-their-supervisor",
         "One process of several that ends tells systemd that the whole service stops.",
-        (Edit("mtask/cli/serving.py", '"MTASK_HEALTH_FILE"}) | VARIABLES', '"MTASK_HEALTH_FILE"})'),),
+        (Edit("mtask/cli/workers/serving.py", '"MTASK_HEALTH_FILE"}) | VARIABLES', '"MTASK_HEALTH_FILE"})'),),
         (f"{_SERVICE_TESTS}::test_only_the_supervisor_of_several_processes_is_the_service",),
     ),
     Mutation(
         "watchdog-of-another-process",
         "A process that systemd does not watch shows signs of life in the name of the one that it watches.",
         (Edit(_SYSTEMD, " and watchdog_pid in (None, pid)", ""),),
-        ("tests/unit/worker/test_systemd.py::test_only_the_process_that_systemd_names_is_watched",),
+        ("tests/unit/kernel/worker/process/test_systemd.py::test_only_the_process_that_systemd_names_is_watched",),
     ),
     Mutation(
         "dead-without-database",
@@ -77,8 +77,8 @@ DEPLOYING_MUTATIONS = (
     Mutation(
         "older-validators-put-back",
         "An older worker that starts beside newer ones puts its own validators back.",
-        (Edit("mtask/store/layout/setup.py", 'if ours and int(ours["revision"]) > SCHEMA_REVISION:', "if False:"),),
-        ("tests/integration/store/layout/test_setup.py::test_a_newer_revision_of_the_same_schema_version_is_left_as_it_is",),
+        (Edit("mtask/database/setup.py", 'if ours and int(ours["revision"]) > SCHEMA_REVISION:', "if False:"),),
+        ("tests/integration/database/test_setup.py::test_a_newer_revision_of_the_same_schema_version_is_left_as_it_is",),
     ),
     Mutation(
         "validator-takes-any-begun-task",
@@ -95,9 +95,10 @@ DEPLOYING_MUTATIONS = (
     Mutation(
         "refused-retry-is-lost",
         "A run fails, its document was broken meanwhile, and its outcome is written nowhere.",
-        (Edit("mtask/worker/running/finisher.py", "        if _cannot_go_on(ending, error):", "        if False:"),),
+        (Edit("mtask/kernel/worker/running/finisher.py",
+              "        if _cannot_go_on(ending, error):", "        if False:"),),
         (
-            "tests/integration/worker/test_documents.py::"
+            "tests/integration/kernel/worker/test_documents.py::"
             "test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reason",
         ),
     ),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_KEYS = "mtask/worker/admission/keys.py"
-_RUNNER = "mtask/worker/running/runner.py"
-_BULK = "mtask/client/operating/bulk.py"
-_READABLE = "mtask/model/encryption/readable.py"
-_SCHEDULES = "mtask/model/scheduling/schedules.py"
-_SEALER = "mtask/store/encryption/sealer.py"
-_UNSEALING = "mtask/store/encryption/unsealing.py"
-_VAULT = "mtask/store/encryption/vault.py"
+_KEYS = "mtask/features/encryption/worker.py"
+_RUNNER = "mtask/kernel/worker/running/runner.py"
+_BULK = "mtask/features/bulk/client.py"
+_READABLE = "mtask/features/encryption/readable.py"
+_SCHEDULES = "mtask/features/schedules/rules.py"
+_SEALER = "mtask/features/encryption/cipher.py"
+_UNSEALING = "mtask/features/encryption/decrypt.py"
+_VAULT = "mtask/features/encryption/vault.py"
 
-_STORE = "tests/integration/store/test_encryption.py"
-_WORKER = "tests/integration/worker/test_encryption.py"
+_STORE = "tests/integration/features/encryption/test_encryption.py"
+_WORKER = "tests/integration/features/encryption/test_encrypted_runs.py"
 _ENDED = f"{_WORKER}::test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_value"
 _REFUSED = f"{_STORE}::test_value_that_does_not_belong_to_the_task_is_refused"
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CHANGES = "mtask/store/streams/changes.py"
-_READER = "mtask/client/reading/reader.py"
-_EVENTS = "mtask/store/streams/events.py"
-_FOLLOWING = "mtask/client/reading/following.py"
-_LOOKUP = "mtask/store/streams/lookup.py"
-_READERS = "mtask/store/streams/readers.py"
+_CHANGES = "mtask/features/events/changes.py"
+_READER = "mtask/features/events/iterator.py"
+_EVENTS = "mtask/features/events/task_events.py"
+_FOLLOWING = "mtask/features/events/following.py"
+_LOOKUP = "mtask/features/events/looked_up.py"
+_READERS = "mtask/features/events/readers.py"
 
-_EVENTS_TESTS = "tests/integration/client/reading/test_events.py"
-_TOKEN_TESTS = "tests/integration/client/reading/test_event_tokens.py"
-_WHOM_TESTS = "tests/integration/client/reading/test_events_of_whom.py"
-_MALFORMED_TESTS = "tests/integration/client/reading/test_events_malformed.py"
-_PROGRESS_TESTS = "tests/integration/worker/running/test_progress.py"
+_EVENTS_TESTS = "tests/integration/client/test_events.py"
+_TOKEN_TESTS = "tests/integration/client/test_event_tokens.py"
+_WHOM_TESTS = "tests/integration/client/test_events_of_whom.py"
+_MALFORMED_TESTS = "tests/integration/client/test_events_malformed.py"
+_PROGRESS_TESTS = "tests/integration/kernel/worker/running/test_progress.py"
 
 EVENT_MUTATIONS = (
     # --- events ---------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ EVENT_MUTATIONS = (
     Mutation(
         "waits-for-whoever-has-the-key",
         "Who waits for a task that was removed is given another one's result.",
-        (Edit("mtask/client/asking/requests.py", "if self.is_removed or first not in", "if False and first not in"),),
+        (Edit("mtask/client/requests.py", "if self.is_removed or first not in", "if False and first not in"),),
         (f"{_WHOM_TESTS}::test_another_task_is_told_by_its_create_time_or_its_removal",),
     ),
     Mutation(
@@ -118,14 +118,14 @@ EVENT_MUTATIONS = (
     Mutation(
         "progress-written-again",
         "A finish beside a ping writes the same progress once more, with another time, and it is told twice.",
-        (Edit("mtask/store/statements/outcome.py", '{"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}',
+        (Edit("mtask/kernel/statements/finish.py", '{"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}',
               '{"$lt": ["$$index", 0]}'),),
         (f"{_EVENTS_TESTS}::test_progress_that_is_sent_again_is_told_once",),
     ),
     Mutation(
         "progress-forgotten-amid-a-ping",
         "What a handler tells while a ping takes along what it told before is taken for written.",
-        (Edit("mtask/worker/state/held_run.py",
+        (Edit("mtask/kernel/worker/running/run.py",
               "            if self.progress is progress:\n                self.progress = None",
               "            self.progress = None"),),
         (f"{_PROGRESS_TESTS}::test_what_is_told_while_a_ping_is_under_way_is_written_too",),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CHILD = "mtask/worker/executors/child.py"
-_EXECUTOR = "mtask/worker/executors/executor.py"
-_POOL = "mtask/worker/executors/pool.py"
-_PROCESSES = "mtask/worker/executors/processes.py"
-_WORKER = "mtask/worker/worker.py"
+_CHILD = "mtask/features/isolation/child.py"
+_EXECUTOR = "mtask/features/isolation/executor.py"
+_POOL = "mtask/features/isolation/pool.py"
+_PROCESSES = "mtask/features/isolation/processes.py"
+_WORKER = "mtask/kernel/worker/process/worker.py"
 
-_ENDS = "tests/integration/worker/executors/test_ends.py"
+_ENDS = "tests/integration/features/isolation/test_ends.py"
 _DIES = f"{_ENDS}::test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on"
-_HOSTILE = "tests/integration/worker/executors/test_hostile.py"
-_PROCESS = "tests/unit/worker/executors/test_processes.py"
-_STOPS = "tests/integration/worker/executors/test_stops.py"
+_HOSTILE = "tests/integration/features/isolation/test_hostile.py"
+_PROCESS = "tests/unit/features/isolation/test_processes.py"
+_STOPS = "tests/integration/features/isolation/test_stops.py"
 
 EXECUTOR_MUTATIONS = (
     Mutation(

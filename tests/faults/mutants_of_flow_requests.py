@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_OPERATING = "mtask/store/flows/operating.py"
-_READING = "mtask/store/flows/reading.py"
-_STATEMENTS = "mtask/store/statements/flows.py"
-_REQUESTS = "mtask/client/asking/flow_requests.py"
-_STATES = "mtask/client/reading/flows.py"
+_OPERATING = "mtask/features/flows/change.py"
+_READING = "mtask/features/flows/read.py"
+_STATEMENTS = "mtask/features/flows/statements.py"
+_REQUESTS = "mtask/features/flows/requests.py"
+_STATES = "mtask/features/flows/views.py"
 _TEST = "tests/integration/client/test_flow_state.py"
 _DOCTOR = "tests/integration/cli/test_doctor_flows.py"
 
@@ -59,7 +59,7 @@ FLOW_REQUEST_MUTATIONS = (
     Mutation(
         "retry-beside-what-a-dependency-has-added",
         "A step that is retried waits for its dependency, and not for the tasks that this has added to the flow.",
-        (Edit("mtask/store/flows/looking.py", "[one, *below.get(task_id, ())]", "[one]"),),
+        (Edit("mtask/features/flows/looking.py", "[one, *below.get(task_id, ())]", "[one]"),),
         (f"{_TEST}::test_step_that_runs_again_waits_for_what_its_dependency_has_added",),
     ),
     Mutation(
@@ -79,42 +79,42 @@ FLOW_REQUEST_MUTATIONS = (
         "wait-does-not-look-after-the-watched-end",
         "A wait for a flow goes on watching a step that has ended.",
         (Edit(_REQUESTS, "event is None or has_ended or elapsed", "event is None or elapsed"),),
-        ("tests/unit/client/test_wait_for_flow.py::test_only_the_end_of_the_watched_step_counts",),
+        ("tests/unit/features/flows/test_wait_for_flow.py::test_only_the_end_of_the_watched_step_counts",),
     ),
     Mutation(
         "step-is-removed-while-it-owes",
         "A step is deleted before its dependents were told of its end.",
-        (Edit("mtask/store/tasks/queries.py", 'told: Document = {"owed_since": None, ', "told: Document = {"),),
+        (Edit("mtask/kernel/operations/change.py", 'told: Document = {"owed_since": None, ', "told: Document = {"),),
         (f"{_TEST}::test_a_step_is_not_removed_while_it_owes_others_something",),
     ),
     Mutation(
         "keep-takes-steps",
         "Keeping the newest tasks of a queue, or a purge, deletes steps that others depend on.",
-        (Edit("mtask/store/tasks/queries.py", 'Mapping[str, Any] = {"flow": None, ', "Mapping[str, Any] = {"),),
+        (Edit("mtask/kernel/operations/change.py", 'Mapping[str, Any] = {"flow": None, ', "Mapping[str, Any] = {"),),
         (f"{_TEST}::test_keep_leaves_the_steps_of_flows",),
     ),
     Mutation(
         "no-head-after-a-removal",
         "A flow whose first step is removed is never noticed as ended.",
-        (Edit("mtask/client/asking/requests.py", "canceled.flow.head is not None", "canceled.flow.head is canceled"),),
+        (Edit("mtask/client/requests.py", "canceled.flow.head is not None", "canceled.flow.head is canceled"),),
         (f"{_TEST}::test_a_flow_whose_first_step_is_removed_gets_another_first_step",),
     ),
     Mutation(
         "no-head-after-an-expiry",
         "A flow whose first step has expired is never noticed as ended when another step runs again.",
-        (Edit("mtask/store/flows/retention.py", "            yield from appoint_head(key)", "            pass"),),
+        (Edit("mtask/features/flows/retention.py", "            yield from appoint_head(key)", "            pass"),),
         (f"{_TEST}::test_a_flow_whose_first_step_has_expired_gets_another_when_a_step_runs_again",),
     ),
     Mutation(
         "doctor-reports-what-has-passed",
         "The doctor reports a step that was released between its reads of the step and of the holder.",
-        (Edit("mtask/store/flows/faults.py", "    return again\n", "    return found\n"),),
+        (Edit("mtask/features/flows/faults.py", "    return again\n", "    return found\n"),),
         (f"{_DOCTOR}::test_a_finding_that_has_passed_is_not_reported",),
     ),
     Mutation(
         "doctor-misses-a-deaf-holder",
         "The doctor does not see that the holder of a waiting step has ended and tells nobody.",
-        (Edit("mtask/store/flows/faults.py", '"it.owed": {"$ne": True}', '"it.owed": True'),),
+        (Edit("mtask/features/flows/faults.py", '"it.owed": {"$ne": True}', '"it.owed": True'),),
         (f"{_DOCTOR}::test_a_waiting_step_whose_holder_has_ended_and_tells_nobody",),
     ),
 )  # fmt: skip

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_JANITOR = "mtask/worker/discovery/janitors/flows.py"
-_JANITOR_TESTS = "tests/integration/worker/discovery/janitors/test_flow_janitor.py"
-_SETTLING = "mtask/store/flows/settling.py"
-_DECIDING = "mtask/store/flows/deciding.py"
-_LOOKING = "mtask/store/flows/looking.py"
-_FLOWS = "mtask/store/statements/flows.py"
-_RETENTION = "mtask/store/flows/retention.py"
-_TESTS = "tests/integration/store/flows/test_settling.py"
+_JANITOR = "mtask/features/flows/worker.py"
+_JANITOR_TESTS = "tests/integration/features/flows/test_flow_janitor.py"
+_SETTLING = "mtask/features/flows/settle.py"
+_DECIDING = "mtask/features/flows/deciding.py"
+_LOOKING = "mtask/features/flows/looking.py"
+_FLOWS = "mtask/features/flows/statements.py"
+_RETENTION = "mtask/features/flows/retention.py"
+_TESTS = "tests/integration/features/flows/test_settling.py"
 _PARITY = "tests/parity/test_flows_parity.py"
-_WORKER_TESTS = "tests/integration/worker/running/test_flows.py"
+_WORKER_TESTS = "tests/integration/features/flows/test_flows.py"
 _SHORT_PARITY = "tests/parity/test_simple_parity.py"
 
 FLOW_MUTATIONS = (
@@ -22,22 +22,22 @@ FLOW_MUTATIONS = (
         "A next task is refused if another worker counts the flow for the first time at that moment.",
         (
             Edit(
-                "mtask/store/flows/room.py",
+                "mtask/features/flows/room.py",
                 'if found is not None and found["task_cnt"] + count <= MAX_STEPS:',
                 "if False:",
             ),
         ),
         (
-            "tests/integration/store/flows/test_children.py::"
+            "tests/integration/features/flows/test_children.py::"
             "test_room_that_another_caller_counts_for_the_first_time_meanwhile_is_room",
         ),
     ),
     Mutation(
         "failure-among-successes",
         "A run that fails for lack of room in its flow is written in one statement with successes.",
-        (Edit("mtask/worker/running/finisher.py", "if 0 < len(failed) < len(group):", "if False:"),),
+        (Edit("mtask/kernel/worker/running/finisher.py", "if 0 < len(failed) < len(group):", "if False:"),),
         (
-            "tests/integration/worker/running/test_next.py::"
+            "tests/integration/app/test_next.py::"
             "test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on",
         ),
     ),
@@ -135,25 +135,25 @@ FLOW_MUTATIONS = (
     Mutation(
         "published-steps-are-watched-by-none",
         "The publisher forgets which steps are watched, so their ends release nobody.",
-        (Edit("mtask/store/flows/publishing.py", "if step.task.task_id not in watches.watched:", "if True:"),),
+        (Edit("mtask/features/flows/publish.py", "if step.task.task_id not in watches.watched:", "if True:"),),
         (f"{_TESTS}::test_a_step_that_two_settlers_release_at_once_starts_once",),
     ),
     Mutation(
         "unmarked-although-a-change-is",
         "The success of a step leaves the mark of an earlier change as it is, and whoever settles that removes it.",
-        (Edit("mtask/store/statements/expressions.py", '{"$not": [OWED_SINCE]}, ', ""),),
+        (Edit("mtask/kernel/statements/expressions.py", '{"$not": [OWED_SINCE]}, ', ""),),
         (f"{_TESTS}::test_a_success_renews_the_mark_of_an_earlier_change",),
     ),
     Mutation(
         "unmarked-although-it-owes",
         "The success of a step that owes children is not marked.",
-        (Edit("mtask/store/statements/expressions.py", ', {"$not": ["$owed_tasks"]}', ""),),
+        (Edit("mtask/kernel/statements/expressions.py", ', {"$not": ["$owed_tasks"]}', ""),),
         (f"{_TESTS}::test_outbox_gap",),
     ),
     Mutation(
         "failure-of-an-unwatched-step-is-not-marked",
         "A failure of a step that nobody watches cancels nobody by fail_fast.",
-        (Edit("mtask/store/statements/expressions.py", '{"$eq": [status, TaskStatus.SUCCESS.value]}, ', ""),),
+        (Edit("mtask/kernel/statements/expressions.py", '{"$eq": [status, TaskStatus.SUCCESS.value]}, ', ""),),
         ("tests/parity/test_changes_parity.py::test_settling_closes_lapsed_runs_and_derives_the_rest",),
     ),
     Mutation(
@@ -243,7 +243,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "short-finish-owes-nothing",
         "The short finish of a step leaves no mark: if its worker dies then, its dependents wait for ever.",
-        (Edit("mtask/store/statements/short.py",
+        (Edit("mtask/kernel/statements/short.py",
               'changed["owed_since"] = {"$cond": [must_tell, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
               'changed["owed_since"] = x.OWED_SINCE'),),
         (f"{_SHORT_PARITY}::test_short_success_is_the_success",),
@@ -251,7 +251,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "flows-of-others-are-not-heard-of",
         "A worker that serves another queue does not look after what the only other worker left, for 20 s.",
-        (Edit("mtask/store/streams/concerns.py", '{"$or": [is_news, _BEGINS_FLOW]}', "is_wanted"),),
+        (Edit("mtask/kernel/operations/stream_filter.py", '{"$or": [is_news, _BEGINS_FLOW]}', "is_wanted"),),
         (f"{_WORKER_TESTS}::test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it",),
     ),
     Mutation(

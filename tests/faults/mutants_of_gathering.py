@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_DERIVE = "mtask/store/statements/derive.py"
-_EVENTS = "mtask/store/streams/events.py"
-_OPERATION = "mtask/store/gathering.py"
-_PIPELINES = "mtask/store/statements/pipelines.py"
-_REQUESTS = "mtask/store/statements/requests.py"
-_RULES = "mtask/model/publishing/gathering.py"
-_SHORT = "mtask/store/statements/short.py"
-_TWINS = "mtask/store/statements/gathering.py"
-_ROUNDS = "mtask/store/statements/rounds.py"
+_DERIVE = "mtask/kernel/statements/derive.py"
+_EVENTS = "mtask/features/events/task_events.py"
+_OPERATION = "mtask/features/gathering/publish.py"
+_PIPELINES = "mtask/kernel/statements/claim.py"
+_REQUESTS = "mtask/kernel/statements/publish.py"
+_RULES = "mtask/features/gathering/rules.py"
+_SHORT = "mtask/kernel/statements/short.py"
+_TWINS = "mtask/features/gathering/statements.py"
+_ROUNDS = "mtask/kernel/statements/rounds.py"
 
 _CALLS = "tests/integration/client/test_gathering.py"
-_HISTORIES = "tests/integration/store/test_gathering_interleavings.py::test_no_call_is_lost_and_none_counts_twice"
+_HISTORIES = (
+    "tests/integration/features/gathering/test_gathering_interleavings.py::test_no_call_is_lost_and_none_counts_twice"
+)
 _ENDS = f"{_CALLS}::test_whatever_leaves_no_live_run_begins_the_next_round"
 
 GATHERING_MUTATIONS = (
@@ -70,7 +72,7 @@ GATHERING_MUTATIONS = (
         "next-round-is-quiet",
         "The streams of workers skip the beginning of the next round.",
         (Edit(_ROUNDS, '"sealed", "expire_time", "quiet_time")', '"sealed", "expire_time")'),),
-        ("tests/integration/worker/running/test_gathering.py::test_the_next_round_is_heard_of_without_a_scan",),
+        ("tests/integration/features/gathering/test_next_rounds.py::test_the_next_round_is_heard_of_without_a_scan",),
     ),
     Mutation(
         "next-round-keeps-the-failures",
@@ -126,7 +128,7 @@ GATHERING_MUTATIONS = (
         "short-call-after-the-claim",
         "A call changes the params of a run that has begun.",
         (Edit(_TWINS, 'return {**is_alone, "$expr": is_untouched()}', "return is_alone"),),
-        ("tests/integration/store/test_gathering.py::test_a_failure_between_leaves_the_list_as_it_is",),
+        ("tests/integration/features/gathering/test_gathering.py::test_a_failure_between_leaves_the_list_as_it_is",),
     ),
     # --- lists ----------------------------------------------------------------------------------------------
     Mutation(
@@ -171,7 +173,7 @@ GATHERING_MUTATIONS = (
         "next-round-untold",
         "The events of a task do not tell that it runs once more.",
         (Edit(_EVENTS, "if _begins_next_round(description):", "if False:"),),
-        ("tests/integration/client/reading/test_events.py"
+        ("tests/integration/client/test_events.py"
          "::test_the_end_of_a_run_that_begins_the_next_round_is_told_with_it",),
     ),
 )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_FILTERS = "mtask/store/statements/filters.py"
-_REQUESTS = "mtask/store/statements/requests.py"
-_SEVERAL = "mtask/client/asking/several.py"
+_FILTERS = "mtask/kernel/statements/filters.py"
+_REQUESTS = "mtask/kernel/statements/publish.py"
+_SEVERAL = "mtask/features/events/completed.py"
 _LOOKUP = "tests/integration/client/test_lookup.py"
 _PAIR = '{"lookup": {"$elemMatch": {"k": name, "v": values[0] if len(values) == 1 else {"$in": list(values)}}}}'
 
@@ -33,20 +33,20 @@ LOOKUP_MUTATIONS = (
     Mutation(
         "position-without-the-tie",
         "Of tasks that are due at one instant, all count as ahead of each other.",
-        (Edit("mtask/store/tasks/positions.py", '{"$lt": ["$_id", x.literal(standing.task_id)]}',
+        (Edit("mtask/doctor/ahead.py", '{"$lt": ["$_id", x.literal(standing.task_id)]}',
               '{"$ne": ["$_id", x.literal(standing.task_id)]}'),),
-        ("tests/integration/store/tasks/test_positions.py::test_count_ahead_is_that_of_the_pure_rule",),
+        ("tests/integration/doctor/test_positions.py::test_count_ahead_is_that_of_the_pure_rule",),
     ),
     Mutation(
         "position-without-interrupted-tasks",
         "A lapsed task of a lower priority does not count as ahead.",
-        (Edit("mtask/store/tasks/positions.py", "    yield from counting.lapsed()\n", ""),),
+        (Edit("mtask/doctor/ahead.py", "    yield from counting.lapsed()\n", ""),),
         ("tests/integration/client/test_position.py::test_interrupted_tasks_go_before_any_priority",),
     ),
     Mutation(
         "reasons-name-tasks-of-other-tenants",
         "A tenant whose task waits for a permit is told the tasks of others that hold it.",
-        (Edit("mtask/client/diagnosis/limits.py", "if viewer in (None, _tenant(held, bound))", "if True"),),
+        (Edit("mtask/features/limits/explain.py", "if viewer in (None, _tenant(held, bound))", "if True"),),
         ("tests/integration/client/test_limits.py::test_tenant_is_told_of_no_task_of_others",),
     ),
     Mutation(

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_COUNTS = "mtask/store/metrics/counts.py"
-_EXPOSITION = "mtask/client/exposing/exposition.py"
-_FLEET = "mtask/store/metrics/fleet.py"
-_METER = "mtask/worker/state/meter.py"
-_RECORDER = "mtask/worker/upkeep/recorder.py"
-_SENDER = "mtask/worker/claiming/sender.py"
-_TALLIES = "mtask/store/metrics/tallies.py"
-_TALLY = "mtask/model/metrics/tally.py"
+_COUNTS = "mtask/features/metrics/task_counts.py"
+_EXPOSITION = "mtask/features/metrics/prometheus.py"
+_FLEET = "mtask/features/metrics/fleet.py"
+_METER = "mtask/kernel/worker/process/counts.py"
+_RECORDER = "mtask/features/metrics/worker.py"
+_SENDER = "mtask/kernel/worker/running/claim.py"
+_TALLIES = "mtask/features/metrics/operations.py"
+_TALLY = "mtask/kernel/worker/process/tally.py"
 
-_TALLY_TESTS = "tests/integration/store/metrics/test_tallies.py"
-_COUNT_TESTS = "tests/integration/store/metrics/test_counts.py"
-_WORKER_TESTS = "tests/integration/worker/upkeep/test_recorder.py"
+_TALLY_TESTS = "tests/integration/features/metrics/test_tallies.py"
+_COUNT_TESTS = "tests/integration/features/metrics/test_counts.py"
+_WORKER_TESTS = "tests/integration/features/metrics/test_recorder.py"
 
 METRIC_MUTATIONS = (
     Mutation(
         "text-of-former-counts",
         "Scrapes show the first counts of tasks for ever.",
         (Edit(_EXPOSITION, "time != fleet.count_time", "time is None"),),
-        ("tests/unit/client/test_exposing.py::test_text_of_one_count_is_made_once_and_the_rest_anew",),
+        ("tests/unit/features/metrics/test_exposing.py::test_text_of_one_count_is_made_once_and_the_rest_anew",),
     ),
     Mutation(
         "totals-without-a-guard",
@@ -76,7 +76,7 @@ METRIC_MUTATIONS = (
         "wait-from-the-creation",
         "The wait of a retried task begins when it was published.",
         (Edit(_METER, "        return max(since, *ends)\n", "        return since\n"),),
-        ("tests/unit/worker/state/test_meter.py::test_a_task_is_due_since",),
+        ("tests/unit/kernel/worker/process/test_meter.py::test_a_task_is_due_since",),
     ),
     Mutation(
         "metrics-written-though-nothing-changed",

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_LIMITS = "mtask/worker/admission/limits.py"
-_PERMITS = "mtask/store/queues/permits.py"
-_POOLS = "mtask/worker/admission/pools.py"
-_QUEUE = "mtask/worker/state/queue.py"
-_RULES = "mtask/model/rules.py"
-_SENDER = "mtask/worker/claiming/sender.py"
-_STATEMENTS = "mtask/store/statements/permits.py"
-_BATCHES = "mtask/worker/discovery/batches.py"
-_WINDOWS = "mtask/worker/admission/windows.py"
+_LIMITS = "mtask/features/limits/worker.py"
+_PERMITS = "mtask/features/limits/operations.py"
+_POOLS = "mtask/features/limits/pools.py"
+_QUEUE = "mtask/kernel/worker/discovery/buffer.py"
+_RULES = "mtask/kernel/document/rules.py"
+_SENDER = "mtask/kernel/worker/running/claim.py"
+_STATEMENTS = "mtask/features/limits/statements.py"
+_BATCHES = "mtask/kernel/worker/discovery/fetch.py"
+_WINDOWS = "mtask/features/limits/windows.py"
 
-_LIMITS_TESTS = "tests/integration/worker/admission/test_limits.py"
-_PERMITS_TESTS = "tests/integration/store/queues/test_permits.py"
-_LANDINGS_TESTS = "tests/unit/worker/claiming/test_landings.py"
-_RANKS_TESTS = "tests/unit/model/test_ranks.py"
-_WINDOWS_TESTS = "tests/unit/worker/admission/test_windows.py"
+_LIMITS_TESTS = "tests/integration/features/limits/test_limits.py"
+_PERMITS_TESTS = "tests/integration/features/limits/test_permits.py"
+_LANDINGS_TESTS = "tests/unit/kernel/worker/running/test_landings.py"
+_RANKS_TESTS = "tests/unit/kernel/document/test_ranks.py"
+_WINDOWS_TESTS = "tests/unit/features/limits/test_windows.py"
 
 ORDER_MUTATIONS = (
     # --- ranks ----------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "groups-land-in-any-order",
         "Runs of a group that was claimed later start first if its reply comes first.",
-        (Edit("mtask/worker/claiming/landings.py", "        if earlier:\n", "        if False:\n"),),
+        (Edit("mtask/kernel/worker/running/landings.py", "        if earlier:\n", "        if False:\n"),),
         (f"{_LANDINGS_TESTS}::test_a_claim_lands_after_those_that_began_earlier",),
     ),
     # --- permits --------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "task-of-two-limits-is-not-listed",
         "A task is listed nowhere while its queue is full, though its own worker will return both permits.",
-        (Edit("mtask/worker/admission/requests.py", "(pool), self._shared(pool))", "(pool))"),),
+        (Edit("mtask/features/limits/requests.py", "(pool), self._shared(pool))", "(pool))"),),
         (f"{_LIMITS_TESTS}::test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too",),
     ),
     Mutation(
@@ -166,7 +166,7 @@ ORDER_MUTATIONS = (
         "A task that comes behind those that its worker has listed waits for the next poll.",
         (
             Edit(
-                "mtask/worker/admission/windows.py",
+                "mtask/features/limits/windows.py",
                 "        self._pools.arrived(lane, entry.task_id, entry.order)\n",
                 "",
             ),
@@ -196,17 +196,19 @@ ORDER_MUTATIONS = (
         "A start is counted before the first line of its handler, which the system may run much later.",
         (
             Edit(
-                "mtask/worker/running/caller.py",
+                "mtask/kernel/worker/running/call.py",
                 "        try:\n            return self._step(self._coroutine.send, value)\n        finally:\n",
                 "        try:\n            pass\n        finally:\n",
             ),
             Edit(
-                "mtask/worker/running/caller.py",
+                "mtask/kernel/worker/running/call.py",
                 "                self._on_begin = None\n",
                 "                self._on_begin = None\n        return self._step(self._coroutine.send, value)\n",
             ),
         ),
-        ("tests/unit/worker/running/test_beginnings.py::test_start_is_told_once_after_the_first_lines_of_the_handler",),
+        (
+            "tests/unit/kernel/worker/running/test_beginnings.py::test_start_is_told_once_after_the_first_lines_of_the_handler",
+        ),
     ),
     Mutation(
         "limit-keys-of-all-tenants-are-one",
@@ -303,7 +305,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "start-later-than-it-is-counted",
         "A handler begins though its permit is over, for which its start is counted.",
-        (Edit("mtask/worker/running/caller.py", "if monotonic() > run.begin_by:", "if False:"),),
+        (Edit("mtask/kernel/worker/running/call.py", "if monotonic() > run.begin_by:", "if False:"),),
         (f"{_LIMITS_TESTS}::test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back",),
     ),
     Mutation(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_PROCESS = "mtask/worker/process.py"
-_PULSE = "mtask/worker/upkeep/pulse.py"
+_PROCESS = "mtask/kernel/worker/process/runtime.py"
+_PULSE = "mtask/kernel/worker/process/pulse.py"
 _SIGNALS = "tests/acceptance/test_36_signals.py"
 _LOGS = "tests/acceptance/test_37_broken_logs.py"
-_TRANSACTIONS = "tests/integration/worker/running/test_transactions.py"
-_RETURNS = "tests/integration/worker/running/test_returns.py"
+_TRANSACTIONS = "tests/integration/kernel/worker/running/test_transactions.py"
+_RETURNS = "tests/integration/kernel/worker/running/test_returns.py"
 _FORKED = f"{_SIGNALS}::test_process_that_a_handler_forks_has_default_signals_from_its_first_instant[in_a_thread]"
 _GONE_WRONG = "tests/acceptance/test_12_handlers_and_documents_gone_wrong.py"
 
@@ -30,7 +30,7 @@ PROCESS_MUTATIONS = (
         "second-hang-up-is-a-second-request",
         "A closed terminal, which sends SIGHUP twice, cuts the time for running tasks short.",
         (Edit(_PROCESS, "if number == signal.SIGHUP and has_hung_up:", "if False:"),),
-        ("tests/unit/worker/test_process.py::test_terminal_that_sends_sighup_twice_asks_once",),
+        ("tests/unit/kernel/worker/process/test_process.py::test_terminal_that_sends_sighup_twice_asks_once",),
     ),
     Mutation(
         "nohup-is-forgotten",
@@ -47,26 +47,28 @@ PROCESS_MUTATIONS = (
     Mutation(
         "dead-pinger-is-not-noticed",
         "A worker whose pinger has ended goes on, and loses all its leases.",
-        (Edit("mtask/worker/leases/pinger.py", "            if not self._is_stopped:\n                with suppress",
+        (Edit("mtask/kernel/worker/running/leases.py",
+              "            if not self._is_stopped:\n                with suppress",
               "            if False:\n                with suppress"),),
         (f"{_LOGS}::test_worker_whose_pinger_has_ended_hands_its_runs_back_and_ends",),
     ),
     Mutation(
         "callbacks-of-transactions-wait-for-a-scan",
         "The end that a transaction writes is told to nobody.",
-        (Edit("mtask/worker/running/runner.py", "        self._finisher.tell_of_end(run, goes_on=run.goes_on)\n", ""),),
+        (Edit("mtask/kernel/worker/running/runner.py",
+              "        self._finisher.tell_of_end(run, goes_on=run.goes_on)\n", ""),),
         (f"{_TRANSACTIONS}::test_callback_of_a_run_that_a_transaction_has_ended_waits_for_no_scan[plain]",),
     ),
     Mutation(
         "aborted-transaction-succeeds",
         "A handler that aborts its transaction is SUCCESS without its writes.",
-        (Edit("mtask/worker/running/transactions.py", "if not session.in_transaction or", "if"),),
+        (Edit("mtask/kernel/worker/running/transactions.py", "if not session.in_transaction or", "if"),),
         (f"{_TRANSACTIONS}::test_handler_that_ends_its_transaction_itself_fails[abort_transaction-plain]",),
     ),
     Mutation(
         "another-transaction-succeeds",
         "A handler that begins another transaction on its session is SUCCESS without the writes of the first.",
-        (Edit("mtask/worker/running/transactions.py",
+        (Edit("mtask/kernel/worker/running/transactions.py",
               "if not session.in_transaction or transactions.number_of(session) != self._numbers[run.run_id]:",
               "if not session.in_transaction:"),),
         (f"{_TRANSACTIONS}::test_handler_that_begins_another_transaction_on_its_session_fails[abort_transaction-plain]",),
@@ -74,14 +76,14 @@ PROCESS_MUTATIONS = (
     Mutation(
         "readers-take-a-missing-value-for-null",
         "Who waits for a task gets None for a value that its handler is still to return.",
-        (Edit("mtask/model/documents.py", "is_owed = any(", "is_owed = False and any("),),
+        (Edit("mtask/kernel/document/task.py", "is_owed = any(", "is_owed = False and any("),),
         (f"{_RETURNS}::test_readers_wait_for_a_value_that_comes_after_the_commit[plain]",),
     ),
     Mutation(
         "dependents-start-without-the-value",
         "A step starts before the handler of its dependency has returned the value.",
-        (Edit("mtask/store/flows/settling.py", 'if not row.get("owed_by")]', "if True]"),
-         Edit("mtask/store/statements/flows.py", '{"$ifNull": [x.OWED_VALUES, []]}', "[]")),
+        (Edit("mtask/features/flows/settle.py", 'if not row.get("owed_by")]', "if True]"),
+         Edit("mtask/features/flows/statements.py", '{"$ifNull": [x.OWED_VALUES, []]}', "[]")),
         (f"{_RETURNS}::test_dependents_callbacks_and_the_next_task_wait_for_the_value",),
     ),
     Mutation(
@@ -93,20 +95,20 @@ PROCESS_MUTATIONS = (
     Mutation(
         "value-of-a-live-worker-is-told-to-be-lost",
         "A value is told to be lost although its handler goes on.",
-        (Edit("mtask/store/tasks/returning.py", 'elif not row["is_live"]:', "else:"),),
+        (Edit("mtask/kernel/operations/returning.py", 'elif not row["is_live"]:', "else:"),),
         (f"{_RETURNS}::test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not",),
     ),
     Mutation(
         "outage-makes-values-lost",
         "After the database was away, the workers that have not beaten yet count as dead.",
-        (Edit("mtask/worker/discovery/janitors/silence.py", "if now - self._looked_at > SILENCE", "if False"),),
-        ("tests/unit/worker/discovery/janitors/test_silence.py::test_time_in_which_nobody_could_look_does_not_count",),
+        (Edit("mtask/kernel/worker/discovery/silence.py", "if now - self._looked_at > SILENCE", "if False"),),
+        ("tests/unit/kernel/worker/discovery/test_silence.py::test_time_in_which_nobody_could_look_does_not_count",),
     ),
     Mutation(
         "long-failures-are-logged-whole",
         "A failure of 10 MB is one line of the log.",
         (Edit("mtask/logs.py", '        if isinstance(texts.get("_str"), str):\n', "        if False:\n"),
-         Edit("mtask/worker/log.py", "{last_of(text, _MAX_EXCEPTION)}", "{text}")),
+         Edit("mtask/kernel/worker/process/log.py", "{last_of(text, _MAX_EXCEPTION)}", "{text}")),
         (f"{_GONE_WRONG}::test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worker_goes_on",),
     ),
     Mutation(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLIENT = "mtask/client/operating/scheduling.py"
-_MODEL = "mtask/model/scheduling/schedules.py"
-_SCHEDULER = "mtask/worker/upkeep/scheduler.py"
-_STORE = "mtask/store/schedules.py"
-_TRIGGERS = "mtask/model/scheduling/triggers.py"
+_CLIENT = "mtask/features/schedules/client.py"
+_MODEL = "mtask/features/schedules/rules.py"
+_SCHEDULER = "mtask/features/schedules/worker.py"
+_STORE = "mtask/features/schedules/operations.py"
+_TRIGGERS = "mtask/features/schedules/triggers.py"
 
-_SCHEDULES_TESTS = "tests/integration/worker/upkeep/test_schedules.py"
-_MANY_TESTS = "tests/integration/worker/upkeep/test_schedules_many.py"
-_TRIGGER_TESTS = "tests/unit/model/scheduling/test_triggers.py"
-_UNIT_TESTS = "tests/unit/model/scheduling/test_schedules.py"
+_SCHEDULES_TESTS = "tests/integration/features/schedules/test_schedules.py"
+_MANY_TESTS = "tests/integration/features/schedules/test_schedules_many.py"
+_TRIGGER_TESTS = "tests/unit/features/schedules/test_triggers.py"
+_UNIT_TESTS = "tests/unit/features/schedules/test_schedules.py"
 
 SCHEDULE_MUTATIONS = (
     Mutation(
@@ -87,7 +87,7 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "text-behind-a-name-ignored",
         'A crontab with "mon#2" fires each Monday.',
-        (Edit("mtask/model/scheduling/expressions.py", "if rest := part[found.end() :]:",
+        (Edit("mtask/features/schedules/expressions.py", "if rest := part[found.end() :]:",
               'if (rest := part[found.end() :]) == "nothing":'),),
         (f"{_TRIGGER_TESTS}::test_text_without_a_meaning_is_refused_and_its_place_is_named",),
     ),

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLAIMS = "mtask/store/tasks/claims.py"
-_DRIVER = "mtask/store/driver/stores.py"
-_AWAITING = "mtask/store/driver/awaiting.py"
-_AWAITING_TESTS = "tests/unit/store/driver/test_awaiting.py"
-_CANCELLING = "mtask/store/driver/cancelling.py"
-_MENDING = "mtask/store/driver/mending.py"
-_EXPRESSIONS = "mtask/store/statements/expressions.py"
-_FILTERS = "mtask/store/statements/filters.py"
-_DERIVE = "mtask/store/statements/derive.py"
-_PIPELINES = "mtask/store/statements/pipelines.py"
-_SHORT = "mtask/store/statements/short.py"
-_PUBLISHING = "mtask/store/tasks/publishing.py"
-_REQUESTS = "mtask/store/statements/requests.py"
-_RULES = "mtask/model/rules.py"
-_TWINS = "mtask/store/statements/rules.py"
-_CONCERNS = "mtask/store/streams/concerns.py"
-_WATCH = "mtask/store/streams/wakeups.py"
-_WORKERS = "mtask/store/workers.py"
+_CLAIMS = "mtask/kernel/operations/claim.py"
+_DRIVER = "mtask/kernel/driver/stores.py"
+_AWAITING = "mtask/kernel/driver/failover.py"
+_AWAITING_TESTS = "tests/unit/kernel/driver/test_awaiting.py"
+_CANCELLING = "mtask/kernel/driver/cancelling.py"
+_MENDING = "mtask/kernel/driver/mending.py"
+_EXPRESSIONS = "mtask/kernel/statements/expressions.py"
+_FILTERS = "mtask/kernel/statements/filters.py"
+_DERIVE = "mtask/kernel/statements/derive.py"
+_PIPELINES = "mtask/kernel/statements/claim.py"
+_SHORT = "mtask/kernel/statements/short.py"
+_PUBLISHING = "mtask/kernel/operations/publish.py"
+_REQUESTS = "mtask/kernel/statements/publish.py"
+_RULES = "mtask/kernel/document/rules.py"
+_TWINS = "mtask/kernel/statements/rules.py"
+_CONCERNS = "mtask/kernel/operations/stream_filter.py"
+_WATCH = "mtask/kernel/operations/change_stream.py"
+_WORKERS = "mtask/kernel/operations/workers.py"
 
-_STORE_CLAIMS = "tests/integration/store/tasks/test_claims.py"
-_CAUGHT = "tests/integration/worker/test_mutants_caught.py"
-_INSTANTS = "tests/unit/store/test_requests_hold_no_instant.py"
+_STORE_CLAIMS = "tests/integration/kernel/operations/test_claims.py"
+_CAUGHT = "tests/integration/kernel/worker/test_mutants_caught.py"
+_INSTANTS = "tests/unit/kernel/operations/test_requests_hold_no_instant.py"
 _CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
-_PLACES = "tests/integration/store/tasks/test_index_of_id.py"
+_PLACES = "tests/integration/kernel/operations/test_index_of_id.py"
 _SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
@@ -111,7 +111,7 @@ STORE_MUTATIONS = (
             Edit(_CANCELLING, "while not task.done():", "if not task.done():"),
             Edit(_CANCELLING, "asyncio.wait((task,), timeout=AGAIN)", "asyncio.wait((task,))"),
         ),
-        ("tests/unit/store/driver/test_cancelling.py::test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends",),
+        ("tests/unit/kernel/driver/test_cancelling.py::test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends",),
     ),
     Mutation(
         "cancel-a-call-once",
@@ -136,14 +136,14 @@ STORE_MUTATIONS = (
         "driver-waits-as-before",
         "A call that is given up while the database is away locks the driver for ever.",
         (Edit(_MENDING, "            setattr(module, _NAME, wait_for_condition)", "            pass"),),
-        ("tests/unit/store/driver/test_mending.py::"
+        ("tests/unit/kernel/driver/test_mending.py::"
          "test_lock_is_free_if_a_call_is_cancelled_after_its_time_limit_while_another_holds_the_lock",),
     ),
     Mutation(
         "woken-for-nothing",
         "A call that is cancelled when it gets a connection leaves the next one waiting, though a connection is free.",
         (Edit(_MENDING, "        condition.notify()  #", "        pass  #"),),
-        ("tests/unit/store/driver/test_mending.py::test_call_that_is_cancelled_when_it_is_woken_wakes_another",),
+        ("tests/unit/kernel/driver/test_mending.py::test_call_that_is_cancelled_when_it_is_woken_wakes_another",),
     ),
     Mutation(
         "rest-of-a-call-interrupts-its-caller",
@@ -162,7 +162,7 @@ STORE_MUTATIONS = (
         "wait-ends-before-the-lock-is-taken",
         "A call that is cancelled twice gives back a lock of the driver that it does not hold.",
         (Edit(_MENDING, "while not waiting.done():", "if not waiting.done():"),),
-        ("tests/unit/store/driver/test_mending.py::test_lock_is_free_whenever_a_call_is_cancelled_that_was_woken",),
+        ("tests/unit/kernel/driver/test_mending.py::test_lock_is_free_whenever_a_call_is_cancelled_that_was_woken",),
     ),
     Mutation(
         "long-claim-of-what-the-short-one-took",
@@ -224,7 +224,7 @@ STORE_MUTATIONS = (
         "commit-though-the-fence-missed",
         "A handler's transaction commits after its lease was lost: its effect happens twice.",
         (
-            Edit("mtask/store/tasks/transactions.py",
+            Edit("mtask/kernel/operations/transactions.py",
                  "if not is_lease_valid() or not (yield from claims.finish_in_transaction(outcome)):",
                  "yield from claims.finish_in_transaction(outcome)\n    if not is_lease_valid():"),
         ),
@@ -233,19 +233,19 @@ STORE_MUTATIONS = (
     Mutation(
         "session-of-a-live-run-ended",
         "A rescue ends the transaction of a run whose lease still holds.",
-        (Edit("mtask/store/tasks/sessions.py", 'lease <= document["now"] and ', ""),),
-        ("tests/integration/store/tasks/test_sessions.py::test_session_of_a_live_run_is_left_alone",),
+        (Edit("mtask/kernel/operations/sessions.py", 'lease <= document["now"] and ', ""),),
+        ("tests/integration/kernel/operations/test_sessions.py::test_session_of_a_live_run_is_left_alone",),
     ),
     Mutation(
         "session-of-a-closed-run-ended",
         "The transaction of a run is ended since another, which is closed, had the session before it.",
         (
-            Edit("mtask/store/statements/filters.py", '{"$elemMatch": {"status": "RUNNING", "session_id"',
+            Edit("mtask/kernel/statements/filters.py", '{"$elemMatch": {"status": "RUNNING", "session_id"',
                  '{"$elemMatch": {"session_id"'),
-            Edit("mtask/store/tasks/sessions.py", 'if run.get("status") == RunStatus.RUNNING:',
+            Edit("mtask/kernel/operations/sessions.py", 'if run.get("status") == RunStatus.RUNNING:',
                  "if isinstance(run, dict):"),
         ),
-        ("tests/integration/store/tasks/test_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
+        ("tests/integration/kernel/operations/test_sessions.py::test_session_that_a_closed_run_named_is_left_alone",),
     ),
     Mutation(
         "success-beside-the-transaction",
@@ -262,7 +262,7 @@ STORE_MUTATIONS = (
         (
             Edit(_WORKERS, '{"_id": me.worker_id, "incarnation": me.incarnation},', '{"_id": me.worker_id},'),
         ),
-        ("tests/integration/worker/discovery/test_discovery.py::test_process_whose_worker_id_was_taken_over_exits_with_code_5",),
+        ("tests/integration/kernel/worker/discovery/test_discovery.py::test_process_whose_worker_id_was_taken_over_exits_with_code_5",),
     ),
     Mutation(
         "worker-id-never-in-use",
@@ -423,7 +423,7 @@ STORE_MUTATIONS = (
         "everything-is-quiet",
         "A claim, ping or finish is no news even where it brings the task within the horizon of others.",
         (Edit(_DERIVE, '{"$cond": [has_moved, {"$not": [is_near]}, has_new_status]}', "True"),),
-        ("tests/integration/store/streams/test_wakeups.py::test_claims",),
+        ("tests/integration/kernel/operations/test_wakeups.py::test_claims",),
     ),
     # --- replies, races and concerns ------------------------------------------------------------------------
     Mutation(
@@ -444,7 +444,7 @@ STORE_MUTATIONS = (
             Edit(_REQUESTS, 'return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]',
                  'return [{"$replaceWith": {"$cond": [is_new, made, made]}}]'),
         ),
-        ("tests/integration/store/tasks/test_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),
+        ("tests/integration/kernel/operations/test_publishing.py::test_fifty_threads_publish_one_key_and_one_of_them_creates_it",),
     ),
     Mutation(
         "stream-resumed-where-it-ended",
@@ -463,7 +463,7 @@ STORE_MUTATIONS = (
         "stream-turned-from-now-on",
         "A stream that is read another way from now on begins anew there: what came in between is not told.",
         (Edit(_WATCH, "await self._watch(token, begin)", "await self._watch()"),),
-        ("tests/integration/store/streams/test_wakeups.py::test_what_changes_while_it_turns_to_dense_writes_is_told",),
+        ("tests/integration/kernel/operations/test_wakeups.py::test_what_changes_while_it_turns_to_dense_writes_is_told",),
     ),
     Mutation(
         "weak-writes",

@@ -5,27 +5,27 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _ACCESS = "mtask/web/access.py"
-_CONTROLS = "mtask/worker/admission/controls.py"
-_FLOWS = "mtask/store/flows/publishing.py"
-_LIMITS = "mtask/worker/admission/limits.py"
-_OPERATION = "mtask/store/driver/operation.py"
-_PERMITS = "mtask/store/queues/permits.py"
-_TARGETS = "mtask/worker/admission/targets.py"
-_MEMORY = "mtask/worker/state/turns.py"
+_CONTROLS = "mtask/features/controls/worker.py"
+_FLOWS = "mtask/features/flows/publish.py"
+_LIMITS = "mtask/features/limits/worker.py"
+_OPERATION = "mtask/kernel/driver/operation.py"
+_PERMITS = "mtask/features/limits/operations.py"
+_TARGETS = "mtask/features/limits/targets.py"
+_MEMORY = "mtask/features/controls/fair_turns.py"
 _NEXT = "mtask/app/next.py"
-_QUEUE = "mtask/worker/state/queue.py"
-_READERS = "mtask/store/streams/readers.py"
-_SCANS = "mtask/worker/discovery/turns.py"
-_SCHEDULES = "mtask/store/schedules.py"
-_SCHEMA = "mtask/store/layout/schema.py"
-_WALKS = "mtask/store/lists/walks.py"
-_TENANTS = "mtask/model/publishing/tenants.py"
+_QUEUE = "mtask/kernel/worker/discovery/buffer.py"
+_READERS = "mtask/features/events/readers.py"
+_SCANS = "mtask/features/controls/fair_scans.py"
+_SCHEDULES = "mtask/features/schedules/operations.py"
+_SCHEMA = "mtask/database/schema.py"
+_WALKS = "mtask/search/walks.py"
+_TENANTS = "mtask/kernel/document/tenants.py"
 
 _CLIENT_TESTS = "tests/integration/client/test_tenants.py"
-_LIMITS_TESTS = "tests/integration/worker/admission/test_tenant_limits.py"
-_MEMORY_TESTS = "tests/unit/worker/state/test_turns.py"
+_LIMITS_TESTS = "tests/integration/features/limits/test_tenant_limits.py"
+_MEMORY_TESTS = "tests/unit/features/controls/test_turns.py"
 _PARITY = "tests/parity/test_tenants_parity.py"
-_TURNS_TESTS = "tests/integration/worker/discovery/test_turns.py"
+_TURNS_TESTS = "tests/integration/features/controls/test_turns.py"
 _WEB_TESTS = "tests/integration/web/test_tenants.py"
 
 TENANT_MUTATIONS = (
@@ -75,7 +75,7 @@ TENANT_MUTATIONS = (
     Mutation(
         "place-of-a-stream-names-others",
         "The ids of a tenant's stream of events hold the id of the last changed task, whosever it is.",
-        (Edit("mtask/web/routes/events.py", "token[:_INSTANT] + _BEGINNING", "token"),),
+        (Edit("mtask/features/events/rest.py", "token[:_INSTANT] + _BEGINNING", "token"),),
         (f"{_WEB_TESTS}::test_id_of_a_stream_tells_a_tenant_nothing_of_others_and_leaves_no_event_out",),
     ),
     Mutation(
@@ -83,7 +83,7 @@ TENANT_MUTATIONS = (
         "The events of a removed task tell a tenant all that is known, whosever the task was.",
         (
             Edit(
-                "mtask/store/streams/events.py",
+                "mtask/features/events/task_events.py",
                 "    if event.tenant == tenant:\n        return event\n",
                 "    return event\n",
             ),
@@ -93,7 +93,7 @@ TENANT_MUTATIONS = (
     Mutation(
         "logs-by-the-key",
         "A tenant reads all logs under a key that begins like its own.",
-        (Edit("mtask/client/reading/run_logs.py", "whose = None if owner is None else", "whose = None if True else"),),
+        (Edit("mtask/features/logs/client.py", "whose = None if owner is None else", "whose = None if True else"),),
         (f"{_WEB_TESTS}::test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key",),
     ),
     Mutation(
@@ -101,13 +101,14 @@ TENANT_MUTATIONS = (
         "Who may only publish sets the retention of a task that exists, by a call that gathers.",
         (
             Edit(
-                "mtask/store/tasks/publishing.py",
+                "mtask/kernel/operations/publish.py",
                 'self.if_exists == "update" or self.gather is not None or self.window is not None',
                 'self.if_exists == "update"',
             ),
         ),
         (
-            "tests/integration/web/test_admission.py::test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it",
+            "tests/integration/web/test_admission.py::"
+            "test_retention_of_a_task_that_exists_is_for_those_who_may_remove_it",
         ),
     ),
     Mutation(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CALLER = "mtask/worker/running/caller.py"
-_FINISHER = "mtask/worker/running/finisher.py"
-_GROWING = "mtask/worker/logkeeping/growing.py"
-_KEEPER = "mtask/worker/logkeeping/keeper.py"
-_LOGS = "mtask/store/run_logs.py"
+_CALLER = "mtask/kernel/worker/running/call.py"
+_FINISHER = "mtask/kernel/worker/running/finisher.py"
+_GROWING = "mtask/features/logs/growing.py"
+_KEEPER = "mtask/features/logs/worker.py"
+_LOGS = "mtask/features/logs/operations.py"
 _OTEL = "mtask/otel.py"
-_RUNNER = "mtask/worker/running/runner.py"
-_SUCCESSES = "mtask/worker/running/successes.py"
+_RUNNER = "mtask/kernel/worker/running/runner.py"
+_SUCCESSES = "mtask/app/successes.py"
 
 _SPANS = "tests/integration/app/test_otel.py"
-_KEPT = "tests/integration/worker/logkeeping/test_keeper.py"
+_KEPT = "tests/integration/features/logs/test_keeper.py"
 
 TRACING_MUTATIONS = (
     Mutation(

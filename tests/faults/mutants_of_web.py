@@ -6,7 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _BODIES = "mtask/web/bodies.py"
 _CONNECTIONS = "mtask/web/connections.py"
-_EVENTS = "mtask/web/routes/events.py"
+_EVENTS = "mtask/features/events/rest.py"
 _GATE = "mtask/web/gate.py"
 _PAGE = "mtask/web/page/page.py"
 _SEATS = "mtask/features/callbacks/seats.py"

@@ -4,66 +4,67 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_CLAIMER = "mtask/worker/claiming/claimer.py"
-_NEXT_GROUP = "mtask/worker/claiming/next_group.py"
-_NEXT_GROUPS_FILE = "tests/unit/worker/claiming/test_next_group.py"
+_CLAIMER = "mtask/kernel/worker/running/claim_loop.py"
+_NEXT_GROUP = "mtask/kernel/worker/running/next_group.py"
+_NEXT_GROUPS_FILE = "tests/unit/kernel/worker/running/test_next_group.py"
 _NEXT_GROUPS = f"{_NEXT_GROUPS_FILE}::test_the_last_tasks_wait_only_while_tasks_come"
 _LAST_OF_OTHERS = (
-    "tests/integration/worker/claiming/test_ahead.py::test_last_tasks_of_another_worker_are_claimed_only_for_free_slots"
+    "tests/integration/kernel/worker/running/test_ahead.py::"
+    "test_last_tasks_of_another_worker_are_claimed_only_for_free_slots"
 )
-_PACE = "mtask/worker/claiming/pace.py"
-_PACES = "tests/unit/worker/claiming/test_pace.py"
-_SENDER = "mtask/worker/claiming/sender.py"
-_ADOPTION = "mtask/worker/claiming/adoption.py"
-_SCANS = "mtask/worker/discovery/scans.py"
-_BATCHES = "mtask/worker/discovery/batches.py"
-_QUEUE = "mtask/worker/state/queue.py"
-_QUEUE_TESTS = "tests/unit/worker/state/test_queue.py"
-_ISOLATED_BACKLOG = "tests/integration/worker/executors/test_backlog.py"
-_STREAM = "mtask/worker/discovery/stream.py"
-_JANITOR = "mtask/worker/discovery/janitors/tasks.py"
-_INBOX = "mtask/worker/discovery/inbox.py"
-_FINISHER = "mtask/worker/running/finisher.py"
-_OUTCOMES = "mtask/worker/running/outcomes.py"
-_PINGER = "mtask/worker/leases/pinger.py"
-_REPLIES = "mtask/worker/leases/replies.py"
-_RECOVERY = "mtask/worker/claiming/recovery.py"
-_RUNNER = "mtask/worker/running/runner.py"
+_PACE = "mtask/kernel/worker/running/pace.py"
+_PACES = "tests/unit/kernel/worker/running/test_pace.py"
+_SENDER = "mtask/kernel/worker/running/claim.py"
+_ADOPTION = "mtask/kernel/worker/running/accept.py"
+_SCANS = "mtask/kernel/worker/discovery/fetch_loop.py"
+_BATCHES = "mtask/kernel/worker/discovery/fetch.py"
+_QUEUE = "mtask/kernel/worker/discovery/buffer.py"
+_QUEUE_TESTS = "tests/unit/kernel/worker/discovery/test_queue.py"
+_ISOLATED_BACKLOG = "tests/integration/features/isolation/test_backlog.py"
+_STREAM = "mtask/kernel/worker/discovery/stream.py"
+_JANITOR = "mtask/kernel/worker/discovery/reaper.py"
+_INBOX = "mtask/kernel/worker/discovery/inbox.py"
+_FINISHER = "mtask/kernel/worker/running/finisher.py"
+_OUTCOMES = "mtask/kernel/worker/running/outcomes.py"
+_PINGER = "mtask/kernel/worker/running/leases.py"
+_REPLIES = "mtask/kernel/worker/running/replies.py"
+_RECOVERY = "mtask/kernel/worker/running/recovery.py"
+_RUNNER = "mtask/kernel/worker/running/runner.py"
 
-_CLAIMED = "mtask/store/tasks/claimed.py"
-_CLAIMED_TESTS = "tests/unit/store/tasks/test_claimed.py"
-_CAUGHT = "tests/integration/worker/test_mutants_caught.py"
-_STARTS = "tests/integration/worker/claiming/test_starts.py"
-_CLAIMS = "tests/integration/worker/claiming/test_claims.py"
-_DOCUMENTS = "tests/integration/worker/test_documents.py"
+_CLAIMED = "mtask/kernel/operations/claimed.py"
+_CLAIMED_TESTS = "tests/unit/kernel/operations/test_claimed.py"
+_CAUGHT = "tests/integration/kernel/worker/test_mutants_caught.py"
+_STARTS = "tests/integration/kernel/worker/running/test_starts.py"
+_CLAIMS = "tests/integration/kernel/worker/running/test_claims.py"
+_DOCUMENTS = "tests/integration/kernel/worker/test_documents.py"
 _TOGETHER = (
-    "tests/integration/worker/discovery/test_inbox.py::test_tasks_of_a_scan_are_queued_together_as_each_is_alone"
+    "tests/integration/kernel/worker/discovery/test_inbox.py::test_tasks_of_a_scan_are_queued_together_as_each_is_alone"
 )
 _RANKED_ALIKE = (
-    "tests/integration/worker/discovery/test_inbox.py"
+    "tests/integration/kernel/worker/discovery/test_inbox.py"
     "::test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone"
 )
-_SHARES = "tests/integration/worker/discovery/test_shares.py"
-_ENDINGS = "tests/integration/worker/running/test_endings.py"
-_LEAKS = "tests/integration/worker/test_leaks.py"
-_REST = "tests/integration/worker/discovery/test_rest.py"
-_HEARING = "tests/integration/worker/discovery/test_hearing.py"
-_WAKEUP_TESTS = "tests/integration/store/streams/test_wakeups.py"
-_WAKEUPS = "mtask/store/streams/wakeups.py"
-_CONCERNS = "mtask/store/streams/concerns.py"
-_ROSTER = "mtask/worker/discovery/roster.py"
-_ROSTER_TESTS = "tests/integration/worker/discovery/test_roster.py"
-_HEARING_CODE = "mtask/worker/discovery/hearing.py"
-_OVERFLOW = "mtask/worker/claiming/overflow.py"
-_LOOKS = "mtask/worker/discovery/looks.py"
-_GIVING_WAY = "tests/integration/worker/discovery/test_giving_way.py"
-_LOCKED = "tests/integration/worker/admission/test_locked_tasks.py"
+_SHARES = "tests/integration/kernel/worker/discovery/test_shares.py"
+_ENDINGS = "tests/integration/kernel/worker/running/test_endings.py"
+_LEAKS = "tests/integration/kernel/worker/test_leaks.py"
+_REST = "tests/integration/kernel/worker/discovery/test_rest.py"
+_HEARING = "tests/integration/kernel/worker/discovery/test_hearing.py"
+_WAKEUP_TESTS = "tests/integration/kernel/operations/test_wakeups.py"
+_WAKEUPS = "mtask/kernel/operations/change_stream.py"
+_CONCERNS = "mtask/kernel/operations/stream_filter.py"
+_ROSTER = "mtask/kernel/worker/discovery/roster.py"
+_ROSTER_TESTS = "tests/integration/kernel/worker/discovery/test_roster.py"
+_HEARING_CODE = "mtask/kernel/worker/discovery/hearing.py"
+_OVERFLOW = "mtask/kernel/worker/discovery/overflow.py"
+_LOOKS = "mtask/kernel/worker/discovery/looks.py"
+_GIVING_WAY = "tests/integration/kernel/worker/discovery/test_giving_way.py"
+_LOCKED = "tests/integration/kernel/worker/running/test_locked_tasks.py"
 
 _MANY_QUEUES = (
-    "tests/integration/worker/discovery/test_shares.py::"
+    "tests/integration/kernel/worker/discovery/test_shares.py::"
     "test_scan_of_many_queues_is_in_order_and_sorts_nothing_on_the_server"
 )
-_REFILLS = "tests/integration/worker/discovery/test_refills.py"
+_REFILLS = "tests/integration/kernel/worker/discovery/test_refills.py"
 _LOOK_AT_ALL = f"{_REFILLS}::test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first"
 _SCAN_AFTER_OPENING = Edit(_STREAM, "        self._scans.ask_full()\n        # Changes", "        # Changes")
 
@@ -73,87 +74,88 @@ WORKER_MUTATIONS = (
         "times-by-the-local-clock",
         "When to try a task is read from the wall clock of the worker's machine.",
         (
-            Edit("mtask/worker/state/clock.py", "return seconds_of(instant) - self._offset",
+            Edit("mtask/kernel/worker/process/time.py", "return seconds_of(instant) - self._offset",
                  "return seconds_of(instant) - time.time() + time.monotonic()"),
         ),
-        ("tests/unit/worker/state/test_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
+        ("tests/unit/kernel/worker/process/test_clock.py::test_slow_answer_leaves_the_estimate_late_and_never_early",),
     ),
     Mutation(
         "each-reads-the-whole-backlog",
         "A worker that wants more asks for all that waits, and leaves most of it to the others.",
         (Edit(_BATCHES, "        if not share or began", "        if share or began"),),
-        ("tests/integration/worker/discovery/test_shares.py::"
+        ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "what-others-leave-is-left",
         "A worker whose share is done looks for nothing else before the regular scan.",
         (Edit(_BATCHES, "return is_enough", "return True"),),
-        ("tests/integration/worker/discovery/test_shares.py::"
+        ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "share-from-the-beginning",
         "Each scan for a share begins with the first due task, and passes all keys that claims have removed.",
         (Edit(_BATCHES, "else finding.behind(found.documents[-1])", "else None"),),
-        ("tests/integration/worker/discovery/test_shares.py::"
+        ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
         "position-in-the-order-of-priorities",
         "A scan behind a position names the priority in its sort, so the server reads all of the backlog and sorts it.",
-        (Edit("mtask/store/tasks/finding.py", "        del by_order[0]\n", ""),),
-        ("tests/integration/worker/discovery/test_shares.py::"
+        (Edit("mtask/kernel/operations/find_due.py", "        del by_order[0]\n", ""),),
+        ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_scan_behind_a_position_examines_only_what_it_brings",),
     ),
     Mutation(
         "absent-fields-in-each-scan",
         "Each scan for due tasks looks for absent fields, and for each passes all keys that claims have removed.",
-        (Edit("mtask/store/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = [None]"),),
+        (Edit("mtask/kernel/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = [None]"),),
         ("tests/acceptance/test_14_batch_query.py::test_only_a_scan_of_the_horizon_looks_for_absent_fields",),
     ),
     Mutation(
         "absent-fields-in-no-scan",
         "No scan finds a malformed task that lacks its queue.",
-        (Edit("mtask/store/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = []"),),
-        ("tests/integration/store/tasks/test_malformed.py::"
+        (Edit("mtask/kernel/statements/filters.py", "absent = [None] if horizon_ms else []", "absent = []"),),
+        ("tests/integration/kernel/operations/test_malformed.py::"
          "test_a_scan_of_what_is_due_finds_it_unless_fields_are_absent",),
     ),
     Mutation(
         "many-queues-in-one-query",
         "A worker with many queues has the server read all of their waiting tasks at each scan.",
-        (Edit("mtask/store/tasks/finding.py", "_MOST_QUEUES = 40", "_MOST_QUEUES = 4_000"),),
+        (Edit("mtask/kernel/operations/find_due.py", "_MOST_QUEUES = 40", "_MOST_QUEUES = 4_000"),),
         (_MANY_QUEUES,),
     ),
     Mutation(
         "many-queues-not-in-order",
         "A worker with many queues takes the tasks of the first queues before more urgent ones.",
-        (Edit("mtask/store/tasks/finding.py", "key=_order)", "key=lambda _: 0)"),),
+        (Edit("mtask/kernel/operations/find_due.py", "key=_order)", "key=lambda _: 0)"),),
         (_MANY_QUEUES,),
     ),
     Mutation(
         "many-queues-cut-unnoticed",
         "A worker with many queues takes a scan that was cut for one that found all.",
-        (Edit("mtask/store/tasks/finding.py", "len(found) <= limit and all(", "all("),),
+        (Edit("mtask/kernel/operations/find_due.py", "len(found) <= limit and all(", "all("),),
         (_MANY_QUEUES,),
     ),
     Mutation(
         "refill-unheard",
         "A worker with room does not ask whether its queue needs more.",
-        (Edit("mtask/worker/claiming/claimer.py", "self._signals.queue_checked.send()", "pass"),),
+        (Edit("mtask/kernel/worker/running/claim_loop.py", "self._signals.queue_checked.send()", "pass"),),
         (f"{_REFILLS}::test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill",),
     ),
     Mutation(
         "refill-for-nothing",
         "A worker that may not claim asks for refills, twenty times a second.",
-        (Edit("mtask/worker/claiming/claimer.py", "self._room > 0 and not self._is_held_back()", "self._room > 0"),),
+        (Edit("mtask/kernel/worker/running/claim_loop.py",
+              "self._room > 0 and not self._is_held_back()", "self._room > 0"),),
         (f"{_REFILLS}::test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill",),
     ),
     Mutation(
         "lost-and-not-read-again",
         "A worker does not look at the tasks whose claim it has lost.",
         (Edit(_SENDER, "            self._scope.signals.tasks_doubtful.send(lost)\n", ""),),
-        ("tests/integration/worker/test_documents.py::"
+        ("tests/integration/kernel/worker/test_documents.py::"
          "test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined",),
     ),
     Mutation(
@@ -195,13 +197,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "only-the-first-hears",
         "A new task waits for a scan if the worker that ranks first for it has no room.",
-        (Edit("mtask/worker/discovery/ranks.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
+        (Edit("mtask/kernel/worker/discovery/ranks.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
         (f"{_HEARING}::test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others",),
     ),
     Mutation(
         "narrow-beside-older-workers",
         "A worker leaves new tasks to workers of a version that does not say when it has no room.",
-        (Edit("mtask/worker/discovery/ranks.py", " if self._peers.do_all_appeal else []", ""),),
+        (Edit("mtask/kernel/worker/discovery/ranks.py", " if self._peers.do_all_appeal else []", ""),),
         (f"{_HEARING}::test_worker_beside_one_that_never_appeals_hears_of_all",),
     ),
     Mutation(
@@ -234,8 +236,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "names-of-a-former-registration",
         "A worker that starts again with other handlers is taken to serve what it served before.",
-        (Edit("mtask/store/workers.py", '["_id"]), str(worker.get("incarnation"))', '["_id"]), ""'),),
-        ("tests/integration/store/test_peers.py::"
+        (Edit("mtask/kernel/operations/workers.py", '["_id"]), str(worker.get("incarnation"))', '["_id"]), ""'),),
+        ("tests/integration/kernel/operations/test_peers.py::"
          "test_what_a_worker_serves_is_read_again_when_it_has_registered_again",),
     ),
     Mutation(
@@ -265,7 +267,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "appeal-for-all-that-is-due",
         "A worker appeals for a task that names it, and that nobody else may take.",
-        (Edit("mtask/worker/discovery/lookups.py", "return any(map(_is_for_any_worker, documents))",
+        (Edit("mtask/kernel/worker/discovery/rereads.py", "return any(map(_is_for_any_worker, documents))",
               "return bool(documents)"),),
         (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_that_nobody_takes",),
     ),
@@ -278,7 +280,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "appeal-for-taken-tasks",
         "A worker without room appeals for tasks that the first worker has taken long ago.",
-        (Edit("mtask/worker/discovery/lookups.py", "return any(map(_is_for_any_worker, documents))", "return True"),),
+        (Edit("mtask/kernel/worker/discovery/rereads.py",
+              "return any(map(_is_for_any_worker, documents))", "return True"),),
         (f"{_HEARING}::test_worker_without_room_appeals_for_a_task_that_nobody_takes",),
     ),
     Mutation(
@@ -291,14 +294,14 @@ WORKER_MUTATIONS = (
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
         (Edit(_BATCHES, " and now >= self._next_share else", " else"),),
-        ("tests/integration/worker/discovery/test_shares.py::"
+        ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
     Mutation(
         "shares-alone",
         "What a worker leaves behind of its share waits as long as another has enough of its own.",
         (Edit(_BATCHES, " or began > self._all_at + MAX_ALL_PAUSE", ""),),
-        ("tests/integration/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
+        ("tests/integration/kernel/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
         "others-behind-those-that-wait-for-an-executor",
@@ -359,19 +362,19 @@ WORKER_MUTATIONS = (
         "what-is-not-due-is-enough",
         "A worker with tasks of its own that are not yet due looks for nothing else.",
         (Edit(_QUEUE, "self._ready_cnt[entry.kind] -= 1", "pass"),),
-        ("tests/unit/worker/state/test_queue.py::test_what_is_ready_is_counted",),
+        ("tests/unit/kernel/worker/discovery/test_queue.py::test_what_is_ready_is_counted",),
     ),
     Mutation(
         "queues-of-others-shared",
         "A worker leaves tasks of its queue to another that does not serve it.",
-        (Edit("mtask/worker/state/peers.py", "() if name in self._unshared else ", ""),),
-        ("tests/unit/worker/state/test_peers.py::test_names_that_others_serve_in_other_queues_are_not_shared",),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "() if name in self._unshared else ", ""),),
+        ("tests/unit/kernel/worker/discovery/test_peers.py::test_names_that_others_serve_in_other_queues_are_not_shared",),
     ),
     Mutation(
         "refill-forgotten-right-after-a-scan",
         "What a scan brought is done before it may be repeated, and nobody repeats it.",
         (Edit(_SCANS, "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
-        ("tests/integration/worker/discovery/test_shares.py::"
+        ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
     Mutation(
@@ -440,7 +443,7 @@ WORKER_MUTATIONS = (
         "A malformed task that came while the stream was broken is found after a minute.",
         (Edit(_SCANS, "if is_full or count % _RECHECKED_EVERY == 0", "if count % _RECHECKED_EVERY == 0"),),
         (
-            "tests/integration/worker/discovery/test_discovery.py"
+            "tests/integration/kernel/worker/discovery/test_discovery.py"
             "::test_worker_looks_for_malformed_tasks_when_its_stream_was_broken",
         ),
     ),
@@ -453,28 +456,28 @@ WORKER_MUTATIONS = (
     Mutation(
         "slots-of-another-hash",
         "A worker puts tasks into other slots than the server does.",
-        (Edit("mtask/model/buckets.py", '(15).to_bytes(4, "little")', '(10).to_bytes(4, "little")'),),
-        ("tests/integration/worker/discovery/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
+        (Edit("mtask/kernel/document/buckets.py", '(15).to_bytes(4, "little")', '(10).to_bytes(4, "little")'),),
+        ("tests/integration/kernel/worker/discovery/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
     ),
     Mutation(
         "larger-shares-for-some",
         "Who scores highest for a slot has it, however many it has already.",
-        (Edit("mtask/worker/state/peers.py", "        room[chosen] -= 1\n", ""),),
-        ("tests/unit/worker/state/test_peers.py::"
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "        room[chosen] -= 1\n", ""),),
+        ("tests/unit/kernel/worker/discovery/test_peers.py::"
          "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
     ),
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
         (Edit(_BATCHES, "return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]", "return []"),),
-        ("tests/integration/worker/test_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
+        ("tests/integration/kernel/worker/test_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
         (Edit(_ADOPTION,
               'self._limits.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
-        ("tests/integration/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
+        ("tests/integration/kernel/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(
         "gives-way-with-events-at-hand",
@@ -522,10 +525,11 @@ WORKER_MUTATIONS = (
         "priority-ignored",
         "Due tasks go by age alone.",
         (
-            Edit("mtask/worker/state/queue.py", "return (not self.is_begun, -self.priority, self.moment + later)",
+            Edit("mtask/kernel/worker/discovery/buffer.py",
+                 "return (not self.is_begun, -self.priority, self.moment + later)",
                  "return (not self.is_begun, 0, self.moment + later)"),
         ),
-        ("tests/unit/worker/state/test_queue.py::test_priority_goes_before_any_preference",),
+        ("tests/unit/kernel/worker/discovery/test_queue.py::test_priority_goes_before_any_preference",),
     ),
     # --- claims ---------------------------------------------------------------------------------------------
     Mutation(
@@ -582,7 +586,7 @@ WORKER_MUTATIONS = (
         "models-made-for-all",
         "A worker makes the model of each task that it claims, which few runs need.",
         (Edit(_ADOPTION, "if self._keys.sealer is not None:", "if True:"),),
-        ("tests/integration/worker/running/test_models.py::test_usual_handlers_have_no_model_made",),
+        ("tests/integration/kernel/worker/running/test_models.py::test_usual_handlers_have_no_model_made",),
     ),
     # --- locked documents -----------------------------------------------------------------------------------
     Mutation(
@@ -628,7 +632,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "loop-that-dies",
         "What nobody foresaw in one loop of the worker ends the process.",
-        (Edit("mtask/worker/state/timing.py", "        except Exception:\n", "        except OSError:\n"),),
+        (Edit("mtask/kernel/worker/process/timing.py", "        except Exception:\n", "        except OSError:\n"),),
         (f"{_DOCUMENTS}::test_loop_outlives_what_nobody_foresaw",),
     ),
     Mutation(
@@ -654,22 +658,22 @@ WORKER_MUTATIONS = (
     Mutation(
         "all-of-a-share-first",
         "Tasks of a name that others serve in other queues, which a share scan brings, count as this worker's own.",
-        (Edit("mtask/worker/discovery/ranks.py",
+        (Edit("mtask/kernel/worker/discovery/ranks.py",
               "0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)", "0"),),
         (_RANKED_ALIKE,),
     ),
     Mutation(
         "tried-before-but-first",
         "A worker goes first for a task of its share that it has tried in vain.",
-        (Edit("mtask/worker/discovery/ranks.py",
+        (Edit("mtask/kernel/worker/discovery/ranks.py",
               "        if self._ledger.was_claimed(task_id):\n            return self._peers.last(name)\n", ""),),
         (_RANKED_ALIKE,),
     ),
     Mutation(
         "out-of-order-but-last",
         "A task that must go before those that are ready goes behind them.",
-        (Edit("mtask/worker/state/ready.py", "if not row or row[-1] < item:", "if True:"),),
-        ("tests/unit/worker/state/test_ready.py::test_first_is_always_the_least_of_those_that_are_left",),
+        (Edit("mtask/kernel/worker/discovery/ready.py", "if not row or row[-1] < item:", "if True:"),),
+        ("tests/unit/kernel/worker/discovery/test_ready.py::test_first_is_always_the_least_of_those_that_are_left",),
     ),
     Mutation(
         "alike-but-paused",
@@ -698,17 +702,18 @@ WORKER_MUTATIONS = (
     Mutation(
         "room-untold",
         "A worker does not hear that a slot is free.",
-        (Edit("mtask/worker/claiming/slots.py", "self._signals.slot_left.send()\n\n    def add", "\n    def add"),),
-        ("tests/integration/worker/claiming/test_claims.py::"
+        (Edit("mtask/kernel/worker/running/slots.py",
+              "self._signals.slot_left.send()\n\n    def add", "\n    def add"),),
+        ("tests/integration/kernel/worker/running/test_claims.py::"
          "test_each_slot_that_becomes_free_is_filled_though_no_hint_comes",),
     ),
     Mutation(
         "started-as-they-came",
         "The runs that wait for a slot or for an executor start in the order in which their claims landed.",
-        (Edit("mtask/worker/state/line.py", "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
+        (Edit("mtask/kernel/worker/running/line.py", "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
         (f"{_STARTS}::test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once",
          f"{_STARTS}::test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds",
-         "tests/integration/worker/executors/test_starts.py"
+         "tests/integration/features/isolation/test_starts.py"
          "::test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it"),
     ),
     Mutation(
@@ -727,9 +732,9 @@ WORKER_MUTATIONS = (
     Mutation(
         "patient-for-the-wrong-run",
         "The worker looks at what has waited too long when the run that starts next would have.",
-        (Edit("mtask/worker/claiming/slots.py", "min(since for since, _ in self._waiting)",
+        (Edit("mtask/kernel/worker/running/slots.py", "min(since for since, _ in self._waiting)",
               "next(iter(self._waiting))[0]"),),
-        ("tests/unit/worker/claiming/test_slots.py"
+        ("tests/unit/kernel/worker/running/test_slots.py"
          "::test_run_that_has_waited_longest_is_handed_back_first_though_it_would_start_first_or_last",),
     ),
     Mutation(
@@ -795,8 +800,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "rest-untold",
         "The pace does not hear that no run is left.",
-        (Edit("mtask/worker/claiming/slots.py", "if not self.running_cnt:", "if self.running_cnt < 0:"),),
-        ("tests/integration/worker/claiming/test_ahead.py::test_rest_after_the_last_run_is_no_time_of_runs",),
+        (Edit("mtask/kernel/worker/running/slots.py", "if not self.running_cnt:", "if self.running_cnt < 0:"),),
+        ("tests/integration/kernel/worker/running/test_ahead.py::test_rest_after_the_last_run_is_no_time_of_runs",),
     ),
     Mutation(
         "claimed-in-vain-at-a-rate",
@@ -807,7 +812,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "too-large-and-left",
         "A task into which no claim fits waits for ever.",
-        (Edit("mtask/worker/admission/quarantine.py", "isinstance(refusal, DocumentTooLarge)", "refusal is self"),),
+        (Edit("mtask/kernel/worker/discovery/quarantine.py",
+              "isinstance(refusal, DocumentTooLarge)", "refusal is self"),),
         (f"{_DOCUMENTS}::test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_keeps_what_it_holds",),
     ),
     # --- leases ---------------------------------------------------------------------------------------------
@@ -917,13 +923,14 @@ WORKER_MUTATIONS = (
     Mutation(
         "client-left-open",
         "A worker that has stopped keeps connections.",
-        (Edit("mtask/worker/worker.py", "closing.push_async_callback(aside.to_thread, pings.close)", "pass"),),
+        (Edit("mtask/kernel/worker/process/worker.py",
+              "closing.push_async_callback(aside.to_thread, pings.close)", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
         "handlers-clients-left-open",
         "A worker that has stopped keeps the connections of its handlers' transactions.",
-        (Edit("mtask/worker/assembly.py", "await handlers.close()", "pass"),),
+        (Edit("mtask/parts/assembly.py", "await handlers.close()", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
@@ -940,16 +947,16 @@ WORKER_MUTATIONS = (
         "aborted-session-used-again",
         "The transaction of one run is ended for another's, whose session it uses.",
         (
-            Edit("mtask/worker/running/transactions.py",
+            Edit("mtask/kernel/worker/running/transactions.py",
                  "        is_reusable = False\n        store = self._stores.for_async()\n",
                  "        is_reusable = True\n        store = self._stores.for_async()\n"),
         ),
-        ("tests/integration/worker/running/test_transactions.py::test_session_of_an_aborted_transaction_serves_no_other_run",),
+        ("tests/integration/kernel/worker/running/test_transactions.py::test_session_of_an_aborted_transaction_serves_no_other_run",),
     ),
     Mutation(
         "transaction-left-open",
         "A handler's transaction that is not committed holds its locks until the server gives up.",
-        (Edit("mtask/worker/running/transactions.py", "await session.abort_transaction()", "pass"),),
+        (Edit("mtask/kernel/worker/running/transactions.py", "await session.abort_transaction()", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(
@@ -962,7 +969,7 @@ WORKER_MUTATIONS = (
         "clients-connections-left-open",
         "A client that was closed keeps its connections.",
         (
-            Edit("mtask/store/driver/stores.py", '        """Close the client."""\n        self.client.close()',
+            Edit("mtask/kernel/driver/stores.py", '        """Close the client."""\n        self.client.close()',
                  '        """Close the client."""'),
         ),
         (f"{_LEAKS}::test_clients_that_are_closed_leave_nothing",),

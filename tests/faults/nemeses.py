@@ -325,7 +325,7 @@ def executors_of(pid: int | None) -> list[int]:
 
 def _is_executor(pid: int) -> bool:
     try:
-        return b"mtask.worker.executors.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"mtask.features.isolation.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

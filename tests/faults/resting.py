@@ -16,8 +16,8 @@ import os
 from importlib.util import find_spec
 from time import monotonic
 
-from mtask.store.streams import traffic
-from mtask.worker.discovery.scans import Scans
+from mtask.kernel.operations import traffic
+from mtask.kernel.worker.discovery.fetch_loop import Scans
 
 #: Seconds.
 _PERIOD = 4.0
@@ -30,8 +30,8 @@ def rest_often() -> None:
     if is_resting and hasattr(Scans, "is_in_backlog"):
         traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
         Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
-    if find_spec("mtask.worker.discovery.hearing") is not None:
-        from mtask.worker.discovery import hearing, ranks
+    if find_spec("mtask.kernel.worker.discovery.hearing") is not None:
+        from mtask.kernel.worker.discovery import hearing, ranks
 
         ranks._FLEET = 2
         # One of the run's queues has a limit.

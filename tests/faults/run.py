@@ -25,8 +25,8 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 import mtask
+from mtask.kernel.driver.indexes import OWED_INDEX
 from mtask.local import ReplicaSet, temporary
-from mtask.store.layout.indexes import OWED_INDEX
 from tests import faketime
 from tests.faults import nemeses, observer, shifting
 from tests.faults.app import HISTORY_VARIABLE, isolated_names

@@ -20,10 +20,10 @@ from pydantic import ValidationError
 from pymongo.errors import WriteError
 
 from mtask import App
-from mtask.model import rules
-from mtask.model.documents import StoredTask
-from mtask.model.status import FINAL_STATUSES
-from mtask.store.driver.translate import NOT_STORABLE
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import FINAL_STATUSES
+from mtask.kernel.document.task import StoredTask
+from mtask.kernel.driver.errors import NOT_STORABLE
 from tests.faults import changing, fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good

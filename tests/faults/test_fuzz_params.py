@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from mtask import App, Client, Context, TaskSpec
 from mtask.errors import HandlerError, InvalidParams
-from mtask.model.handling.handlers import Handler, handler_of
-from mtask.model.status import FINAL_STATUSES
+from mtask.kernel.document.handlers import Handler, handler_of
+from mtask.kernel.document.status import FINAL_STATUSES
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from mtask import Client, Task, TaskSpec
 from mtask.errors import InvalidInput, InvalidKey, InvalidName, InvalidOption, InvalidParams, MtaskError, TaskNotFound
-from mtask.model.documents import StoredTask
-from mtask.model.options import OPTION_NAMES, TaskOption, build_option
-from mtask.model.values import storable
-from mtask.store.driver.stores import CODEC
+from mtask.kernel.document.options import OPTION_NAMES, TaskOption, build_option
+from mtask.kernel.document.task import StoredTask
+from mtask.kernel.document.values import storable
+from mtask.kernel.driver.stores import CODEC
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, fuzz
 

@@ -14,10 +14,10 @@ from pymongo.errors import WriteError
 
 from mtask import Client
 from mtask.errors import MtaskError
-from mtask.model.documents import Task
+from mtask.kernel.document.task import Task
+from mtask.kernel.driver.errors import NOT_STORABLE
+from mtask.kernel.driver.stores import SyncStore
 from mtask.settings import Settings
-from mtask.store.driver.stores import SyncStore
-from mtask.store.driver.translate import NOT_STORABLE
 from tests.faults import changing
 from tests.faults.changing import Chance
 from tests.faults.fuzzing import LIMIT, fuzz

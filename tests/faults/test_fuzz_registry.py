@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mtask import App, Client
 from mtask.cli.failures import EXIT_CODES
 from mtask.errors import MtaskError, WorkerIdInUse
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz
 from tests.faults.malformed import good

@@ -16,8 +16,8 @@ from pymongo import WriteConcern
 from pymongo.errors import WriteError
 
 from mtask import App, Client
-from mtask.store.driver.stores import SyncStore
-from mtask.store.driver.translate import NOT_STORABLE
+from mtask.kernel.driver.errors import NOT_STORABLE
+from mtask.kernel.driver.stores import SyncStore
 from tests.faults import changing
 from tests.faults.changing import Chance
 from tests.faults.fuzzing import LIMIT, PATIENCE, Lab, fuzz

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.model.documents import Task
-from mtask.model.options import TaskOption
-from mtask.model.publishing.identity import task_id_of
-from mtask.model.status import WorkerStatus
-from mtask.store import workers
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
-from mtask.store.tasks import claims, publishing
-from mtask.store.tasks.publishing import NewTask, Policy, Published
-from mtask.store.workers import Heartbeat, Registration
+from mtask.database import setup
+from mtask.kernel.document.identity import task_id_of
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.document.task import Task
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import publish as publishing
+from mtask.kernel.operations import workers
+from mtask.kernel.operations.publish import NewTask, Policy, Published
+from mtask.kernel.operations.workers import Heartbeat, Registration
 from tests.clients import server_now
 from tests.mongo import Client
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 from pymongo.read_concern import ReadConcern
 
 from mtask import App, AsyncClient
-from mtask.model.status import WorkerStatus
-from mtask.store.driver.stores import AsyncStore
-from mtask.worker.options import WorkerOptions
-from mtask.worker.worker import Worker
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.worker import Worker
 from tests.clients import with_options
 from tests.mongo import PATIENCE, Client, until
 

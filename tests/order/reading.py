@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from math import inf
 
-from mtask.model.documents import Run as StoredRun
-from mtask.model.documents import Task as StoredTask
-from mtask.model.rules import due_time
-from mtask.model.status import RunStatus
+from mtask.kernel.document.rules import due_time
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import Run as StoredRun
+from mtask.kernel.document.task import Task as StoredTask
 from tests.order.history import End, Run, Task
 
 _ENDS: Mapping[RunStatus, End] = {

@@ -14,11 +14,11 @@ from typing import Any
 from pymongo import MongoClient
 
 from mtask import TaskSpec
+from mtask.features.controls.rules import Control
+from mtask.features.controls.rules import Limit as StoredLimit
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import StoredTask
 from mtask.local import ReplicaSet
-from mtask.model.controls import Control
-from mtask.model.controls import Limit as StoredLimit
-from mtask.model.documents import StoredTask
-from mtask.model.status import TaskStatus
 from tests.mongo import PATIENCE, Document, eventually
 from tests.order.app import ISOLATED, OTHER, WORK, gate_beside
 from tests.order.history import Change, History, Limit, Settings, Trouble, Up, Worker

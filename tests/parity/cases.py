@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from mtask.model.documents import Task
-from mtask.model.options import MAX_DURATION_MS, STORED_OPTIONS
-from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.kernel.document.options import MAX_DURATION_MS, STORED_OPTIONS
+from mtask.kernel.document.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.kernel.document.task import Task
 
 Document = dict[str, Any]
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What each change makes of a document, in Python on the pure rules: twin of `mtask.store.statements.pipelines`."""
+"""What each change makes of a document, in Python on the pure rules: twin of `mtask.kernel.statements.claim`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.features.callbacks import rules as callbacks
-from mtask.model import backoff, rules
-from mtask.model.documents import MAX_FORMER_QUEUES, Gathering
-from mtask.model.options import TaskOption
-from mtask.model.parts import MAX_OWED
-from mtask.model.publishing import flows, gathering
-from mtask.model.publishing.flows import Verdict, end_reason, fail_fast_reason
-from mtask.model.publishing.gathering import Call
-from mtask.model.status import FINAL_STATUSES, RunStatus, TaskStatus
-from mtask.store.statements.derive import LAPSED_REASON
-from mtask.store.statements.outbox import OwedTask
-from mtask.store.statements.outcome import Outcome
+from mtask.features.flows import rules as flows
+from mtask.features.flows.rules import Verdict, end_reason, fail_fast_reason
+from mtask.features.gathering import rules as gathering
+from mtask.features.gathering.rules import Call
+from mtask.kernel.document import backoff, rules
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.parts import MAX_OWED
+from mtask.kernel.document.status import FINAL_STATUSES, RunStatus, TaskStatus
+from mtask.kernel.document.task import MAX_FORMER_QUEUES, Gathering
+from mtask.kernel.statements.derive import LAPSED_REASON
+from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.outbox import OwedTask
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]

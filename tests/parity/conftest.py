@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 
 
 @pytest.fixture(scope="module")

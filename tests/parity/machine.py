@@ -9,16 +9,20 @@ from typing import Any
 
 from hypothesis import note
 
+from mtask.doctor import operations as diagnosis
 from mtask.errors import LeaseLost, MtaskError
-from mtask.model import rules
-from mtask.model.status import RunStatus
-from mtask.store import diagnosis
-from mtask.store.driver.dates import with_zones
-from mtask.store.driver.operation import Operation
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, finding, publishing, queries, returning, transactions
-from mtask.store.tasks.publishing import NewTask, Policy, Published
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.dates import with_zones
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import change as queries
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import find_due as finding
+from mtask.kernel.operations import publish as publishing
+from mtask.kernel.operations import returning, transactions
+from mtask.kernel.operations.publish import NewTask, Policy, Published
+from mtask.kernel.statements.finish import Outcome
 from tests.parity import machine_model as model
 from tests.parity.cases import WORKERS, Document, parsed
 from tests.parity.machine_history import Act, History

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from mtask.model.rules import KEPT_RUNS
+from mtask.kernel.document.rules import KEPT_RUNS
 from tests.parity.cases import Document
 
 _FINAL = ("SUCCESS", "FAIL", "CANCELED")

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.errors import TaskExists, TaskNotFinished, TaskNotFound, TaskRunning
-from mtask.model import rules
-from mtask.model.options import TaskOption, build_option
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks.publishing import NewTask, Policy
+from mtask.kernel.document import rules
+from mtask.kernel.document.options import TaskOption, build_option
+from mtask.kernel.operations.publish import NewTask, Policy
+from mtask.kernel.statements.finish import Outcome
 from tests.parity import changes
 from tests.parity.cases import Document, parsed
 

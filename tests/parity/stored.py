@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.derive import Pipeline
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.statements.derive import Pipeline
 from tests.parity.cases import Document
 
 

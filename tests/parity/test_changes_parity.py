@@ -10,16 +10,19 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.model import rules
-from mtask.model.options import TaskOption
-from mtask.model.publishing import gathering
-from mtask.model.status import FINAL_STATUSES, RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
-from mtask.store.statements import derive, owing, pipelines, requests
-from mtask.store.statements.outbox import OwedTask
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import finding
+from mtask.database import setup
+from mtask.features.flows import owing
+from mtask.features.gathering import rules as gathering
+from mtask.kernel.document import rules
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import FINAL_STATUSES, RunStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import find_due as finding
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import derive
+from mtask.kernel.statements import publish as requests
+from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.outbox import OwedTask
 from tests.parity import changes
 from tests.parity.cases import (
     NOW,

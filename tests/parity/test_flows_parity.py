@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.model.publishing import flows as rules
-from mtask.model.publishing.flows import Awaited, Verdict
-from mtask.model.status import TaskStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import looking
-from mtask.store.statements import derive, flows
+from mtask.features.flows import looking, rules
+from mtask.features.flows import statements as flows
+from mtask.features.flows.rules import Awaited, Verdict
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.statements import derive
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, made, many, numbered, run, task
 from tests.parity.stored import inserted, stored_after

@@ -9,10 +9,12 @@ from typing import Any
 import bson
 from hypothesis import HealthCheck, given, settings
 
-from mtask.model.publishing import gathering as rules
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements import derive, gathering, pipelines
-from mtask.store.statements.gathering import SentCall
+from mtask.features.gathering import rules
+from mtask.features.gathering import statements as gathering
+from mtask.features.gathering.statements import SentCall
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import derive
 from tests.parity import changes
 from tests.parity.cases import (
     NOW,

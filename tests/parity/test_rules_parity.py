@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.model import backoff, rules
-from mtask.model.documents import Task
-from mtask.model.options import TaskOption
-from mtask.store.statements import expressions as x
-from mtask.store.statements import rules as twins
+from mtask.kernel.document import backoff, rules
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.task import Task
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import rules as twins
 from tests.mongo import Client
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, instant, many, option, parsed, task, whole
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.model import rules
-from mtask.model.status import RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements import pipelines, short
-from mtask.store.statements.outcome import Outcome
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import short
+from mtask.kernel.statements.finish import Outcome
 from tests.parity import changes
 from tests.parity.cases import (
     NOW,

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from mtask.model.options import STORED_OPTIONS, TaskOption
-from mtask.model.status import RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
-from mtask.store.layout.indexes import EXPIRY_INDEX
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks.publishing import NewTask, Policy
+from mtask.database import setup
+from mtask.kernel.document.options import STORED_OPTIONS, TaskOption
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.indexes import EXPIRY_INDEX
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations.publish import NewTask, Policy
+from mtask.kernel.statements.finish import Outcome
 from tests.mongo import Client
 from tests.parity.cases import SCALE, WORKERS, Document, options
 from tests.parity.machine import KEYS, QUEUES, World

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pymongo.errors import WriteError
 
+from mtask.database import setup
+from mtask.database.schema import misfits
 from mtask.errors import MtaskError
-from mtask.model.documents import Task
-from mtask.model.options import TaskOption
-from mtask.model.publishing.tenants import check_tenant, is_key_of, own_key, stored_key
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
-from mtask.store.layout.schema import misfits
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.task import Task
+from mtask.kernel.document.tenants import check_tenant, is_key_of, own_key, stored_key
+from mtask.kernel.driver.stores import SyncStore
 from tests.mongo import Client as Mongo
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)

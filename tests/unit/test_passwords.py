@@ -11,11 +11,11 @@ import pytest
 from mtask.cli import reporting
 from mtask.demo.database import DemoDatabase
 from mtask.errors import MtaskError
+from mtask.kernel.driver import connect
+from mtask.kernel.driver.errors import first_line, scrubbed, translated
+from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.local import LocalServer, Security
 from mtask.settings import Settings
-from mtask.store.driver import connect
-from mtask.store.driver.translate import first_line, scrubbed, translated
-from mtask.worker.options import WorkerOptions
 
 SECRET = "hunter2"
 URIS = [

@@ -9,12 +9,12 @@ import typer
 
 from mtask.cli.context import Cli
 from mtask.cli.options import command
+from mtask.database.schema import LAYOUTS
 from mtask.errors import InvalidInput
-from mtask.model.documents import SCHEMA_REVISION, SCHEMA_VERSION
-from mtask.store.driver import rights
-from mtask.store.driver.operation import Collection
-from mtask.store.layout.indexes import HEAD_INDEX
-from mtask.store.layout.schema import LAYOUTS
+from mtask.kernel.document.task import SCHEMA_REVISION, SCHEMA_VERSION
+from mtask.kernel.driver import roles as rights
+from mtask.kernel.driver.indexes import HEAD_INDEX
+from mtask.kernel.driver.operation import Collection
 
 PANEL = "Database"
 COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)

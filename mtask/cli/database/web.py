@@ -139,7 +139,7 @@ def web(
 def _start_logging(log_format: str | None) -> None:
     chosen = log_format or read_settings().log_format
     if log_format is not None or chosen == "json":
-        from mtask.worker.log import start_logging
+        from mtask.kernel.worker.process.log import start_logging
 
         start_logging("WARNING", chosen)
 

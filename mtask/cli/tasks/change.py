@@ -17,9 +17,9 @@ from mtask.cli.output import clean, status_text, task_document
 from mtask.cli.tasks.show import changed_options
 from mtask.client.sync import Client
 from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
-from mtask.model.documents import Task
-from mtask.model.status import TaskStatus
-from mtask.store.driver.extended_json import parse_extended
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import Task
+from mtask.kernel.driver.extended_json import parse_extended
 
 PANEL = "Tasks"
 

@@ -15,15 +15,15 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
 from mtask.cli.output import Column, clean, compact, lasting, listing, moment, relative, status_text, task_document
-from mtask.client.reading.pages import MAX_PAGE, TaskPage
-from mtask.client.reading.partial import TaskFields
-from mtask.client.reading.views import StatRow
 from mtask.client.sync import Client
+from mtask.client.views import StatRow
 from mtask.errors import InvalidInput
-from mtask.model import rules
-from mtask.model.documents import Task
-from mtask.model.status import TaskStatus
-from mtask.store.driver.extended_json import extended
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import Task
+from mtask.kernel.driver.extended_json import extended
+from mtask.search.pages import MAX_PAGE, TaskPage
+from mtask.search.partial import TaskFields
 
 PANEL = "Tasks"
 #: The greatest width of a value in a list that is no text, in characters.

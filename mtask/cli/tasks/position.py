@@ -10,8 +10,8 @@ from rich.text import Text
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
 from mtask.cli.output import clean, counted, lasting, relative, status_text
-from mtask.client.diagnosis.position import Position
-from mtask.model.status import TaskStatus
+from mtask.doctor.position import Position
+from mtask.kernel.document.status import TaskStatus
 
 PANEL = "Tasks"
 #: Why a task with this status has no place in its queue, and what tells more.

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
+from mtask.arguments.publish import TaskSpec, policy
 from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import LookupFlag, command
 from mtask.cli.output import clean
 from mtask.cli.tasks import publish_many
 from mtask.cli.tasks.find import separated
-from mtask.client.asking.publication import TaskSpec, policy
 from mtask.errors import InvalidInput
 
 PANEL = "Tasks"

@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.text import Text
 
+from mtask.arguments.publish import TaskSpec
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.output import clean, counted
-from mtask.client.asking.publication import TaskSpec
 from mtask.client.sync import Client
 from mtask.errors import GatherConflict, GatherFull, InvalidInput, MtaskError, TaskExists
-from mtask.model.options import check_option_names
-from mtask.store.driver.extended_json import parse_extended
-from mtask.store.tasks.publishing import Policy, Published
+from mtask.kernel.document.options import check_option_names
+from mtask.kernel.driver.extended_json import parse_extended
+from mtask.kernel.operations.publish import Policy, Published
 
 #: The most tasks in one call of the client's `publish_many`.
 BATCH = 1000

@@ -8,7 +8,7 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import compact
-from mtask.store.driver.extended_json import extended
+from mtask.kernel.driver.extended_json import extended
 
 PANEL = "Tasks"
 

@@ -24,11 +24,11 @@ from mtask.cli.output import (
     task_document,
 )
 from mtask.cli.tasks.timeline import timeline
-from mtask.client.diagnosis.explain import Inspected
+from mtask.doctor.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
-from mtask.model.documents import FlowStep, Gathering, Task
-from mtask.model.options import DEFAULT_OPTION, TaskOption
-from mtask.store.driver.extended_json import extended
+from mtask.kernel.document.options import DEFAULT_OPTION, TaskOption
+from mtask.kernel.document.task import FlowStep, Gathering, Task
+from mtask.kernel.driver.extended_json import extended
 
 PANEL = "Tasks"
 #: The greatest width of a timeline, in characters. A wider timeline is hard to follow.

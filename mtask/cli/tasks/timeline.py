@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mtask.cli.output import STATUS_STYLES, clean, compact, fit, hanging, lasting, relative
-from mtask.model import rules
-from mtask.model.documents import Run, Task
+from mtask.kernel.document import rules
+from mtask.kernel.document.task import Run, Task
 
 MIN_BAR = 12
 

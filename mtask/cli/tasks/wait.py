@@ -9,8 +9,8 @@ from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
 from mtask.cli.output import clean, compact, status_text, task_document
-from mtask.model.documents import Task
-from mtask.model.status import TaskStatus
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import Task
 
 PANEL = "Tasks"
 CODES = {

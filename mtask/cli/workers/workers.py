@@ -13,11 +13,11 @@ from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.cli.output import Column, clean, lasting, listing, status_text
-from mtask.client.diagnosis.explain import is_paused
-from mtask.client.diagnosis.reasons import listed
 from mtask.client.sync import Client
+from mtask.doctor.explain import is_paused
 from mtask.errors import InvalidInput, WorkerError
-from mtask.model.documents import WorkerDocument
+from mtask.kernel.document.task import WorkerDocument
+from mtask.search.reasons import listed
 
 PANEL = "Workers"
 _POLL_SECONDS = 0.2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from mtask.client.diagnosis.findings import Finding, fail, ok, warn
-from mtask.client.diagnosis.reasons import listed
 from mtask.features.callbacks import operations as store
 from mtask.features.callbacks.rules import DELIVERY
-from mtask.model.status import TaskStatus
-from mtask.store import workers
-from mtask.store.driver.operation import Operation
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations import workers
+from mtask.search.findings import Finding, fail, ok, warn
+from mtask.search.reasons import listed
 
 #: The longest time for which nobody may have published the delivery of an end. Any live worker does it within seconds.
 OWED_GRACE = timedelta(minutes=2)

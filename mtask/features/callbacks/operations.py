@@ -16,17 +16,18 @@ from pydantic import ValidationError
 
 from mtask.features.callbacks import rules, statements
 from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE, LOOKUP_OF_TASK, TaskIdentity
+from mtask.kernel.document.lookup import MAX_LOOKUP_TEXT
+from mtask.kernel.document.options import build_option
+from mtask.kernel.document.parts import OwedCallback
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.indexes import CALLBACKS_INDEX, STATUS_INDEX
+from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.operations.relays import Relay
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import outbox
+from mtask.kernel.statements import publish as requests
+from mtask.kernel.statements.filters import NEXT
 from mtask.logs import SureLogger, fields
-from mtask.model.options import build_option
-from mtask.model.parts import OwedCallback
-from mtask.model.publishing.lookup import MAX_LOOKUP_TEXT
-from mtask.model.status import TaskStatus
-from mtask.store.driver.operation import Operation, tasks
-from mtask.store.layout.indexes import CALLBACKS_INDEX, STATUS_INDEX
-from mtask.store.statements import expressions as x
-from mtask.store.statements import outbox, requests
-from mtask.store.statements.filters import NEXT
-from mtask.store.tasks.relaying import Relay
 
 Document = dict[str, Any]
 logger = SureLogger("mtask.store")

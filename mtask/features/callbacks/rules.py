@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from mtask.errors import InvalidInput, shown
-from mtask.model.parts import MAX_URL, SECRET_PATTERN, TOLD, Callback, OwedCallback
+from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, TOLD, Callback, OwedCallback
 
 #: The name of the tasks that deliver callbacks, and their queue.
 DELIVERY, DELIVERY_QUEUE = "mtask/callback", "mtask/callbacks"

@@ -1,6 +1,6 @@
 """Statements of callbacks: which tasks owe ends, and how an end is crossed off that a published task tells.
 
-Whatever makes a status final writes, in the same update, which end is to be told: see `mtask.store.statements.outbox`.
+Whatever makes a status final writes, in the same update, which end is to be told: see `mtask.kernel.statements.outbox`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from mtask.store.statements import expressions as x
-from mtask.store.statements.filters import OWES_VALUE, Filter, by_ids
-from mtask.store.statements.outbox import OWED_ENDS, OWED_FIELD, owing_ends, retain_ms
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements.filters import OWES_VALUE, Filter, by_ids
+from mtask.kernel.statements.outbox import OWED_ENDS, OWED_FIELD, owing_ends, retain_ms
 
 
 def cross_off(told: Mapping[str, tuple[datetime, Sequence[int]]], now: x.Expression = x.NOW) -> list[Mapping[str, Any]]:

@@ -10,10 +10,10 @@ from mtask.errors import OperationFailed
 from mtask.features.callbacks import operations
 from mtask.features.callbacks.allowed import CallbackOptions
 from mtask.features.callbacks.rules import DELIVERY_QUEUE
-from mtask.worker.discovery.janitors.undone import Undone, look_after, warn_of_refusal
-from mtask.worker.options import WorkerOptions
-from mtask.worker.part import Part
-from mtask.worker.state.scope import Scope
+from mtask.kernel.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.part import Part
+from mtask.kernel.worker.process.scope import Scope
 
 #: While no callbacks are known, each n-th regular scan looks whether any are owed: once a minute. This worker knows of
 #: them by its first claim of a task with a callback.

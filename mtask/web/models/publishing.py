@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtask.model.parts import MAX_URL, SECRET_PATTERN, Told
+from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, Told
 from mtask.web.models.common import Body, Instant, Params, ProblemDocument, Seconds
 from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Tenant, Text, Wait, says
 

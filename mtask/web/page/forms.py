@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from mtask.errors import InvalidInput, shown
-from mtask.store.driver.extended_json import parse_strict
+from mtask.kernel.driver.extended_json import parse_strict
 from mtask.web.problems import BadRequest, UnsupportedMediaType
 from mtask.web.reading import Hold, body_of
 from mtask.web.sizes import values_in

@@ -12,17 +12,21 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mtask.client import AsyncClient
-from mtask.client.operating.actions import acting_as
 from mtask.errors import DatabaseError, MtaskError
+from mtask.features.audit_log import page as log
+from mtask.features.audit_log.client import acting_as
+from mtask.features.bulk import page as bulk
+from mtask.features.bulk.background import Bulks
+from mtask.features.controls import page as queues
+from mtask.features.events.hub import Hub
+from mtask.features.flows.surface import page as flows
+from mtask.features.schedules import page as schedules
 from mtask.web.access import ANYBODY, Caller
-from mtask.web.bulks import Bulks
-from mtask.web.counts import Counts
-from mtask.web.hub import Hub
 from mtask.web.logins import Logins
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
 from mtask.web.page.reads import Reads
-from mtask.web.page.routes import bulk, flows, live, log, overview, queues, schedules, task, tasks, workers
+from mtask.web.page.routes import live, overview, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
 from mtask.web.paths import path_in
@@ -41,6 +45,7 @@ from mtask.web.problems import (
 )
 from mtask.web.reading import PATIENCE
 from mtask.web.rooms import Rooms
+from mtask.web.routes.counts import Counts
 from mtask.web.settings import WebSettings
 
 logger = logging.getLogger("mtask.web")

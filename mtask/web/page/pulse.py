@@ -17,9 +17,9 @@ from typing import Any
 
 from mtask.client import AsyncClient
 from mtask.errors import MtaskError
-from mtask.store.streams.events import EventKind, TaskEvent
+from mtask.features.events.hub import CLOSING, Gap, Hub
+from mtask.features.events.task_events import EventKind, TaskEvent
 from mtask.web.access import Caller, client_of
-from mtask.web.hub import CLOSING, Gap, Hub
 
 logger = logging.getLogger("mtask.web")
 #: Times in seconds. _TICK: the least time between two messages. _LINGER: the time without pages after which the pulse

@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mtask.client import AsyncClient
-from mtask.client.diagnosis.explain import Inspected, limits_of
-from mtask.client.diagnosis.limits import PermitUse
-from mtask.client.diagnosis.position import Position
-from mtask.client.reading.pages import TaskPage
-from mtask.client.reading.partial import TaskFields
-from mtask.client.reading.views import StatRow
+from mtask.client.views import StatRow
+from mtask.doctor.explain import Inspected, limits_of
+from mtask.doctor.position import Position
 from mtask.errors import DatabaseUnavailable, TaskNotFound
-from mtask.model.controls import Control
-from mtask.model.documents import WorkerDocument
-from mtask.model.publishing.identity import check_key, check_name, task_id_of
-from mtask.model.publishing.tenants import prefix_of, stored_key
-from mtask.model.status import TaskStatus, WorkerStatus
-from mtask.store.lists.by_queue import QueueCounts
+from mtask.features.controls.rules import Control
+from mtask.features.limits.explain import PermitUse
+from mtask.kernel.document.identity import check_key, check_name, task_id_of
+from mtask.kernel.document.status import TaskStatus, WorkerStatus
+from mtask.kernel.document.task import WorkerDocument
+from mtask.kernel.document.tenants import prefix_of, stored_key
+from mtask.search.by_queue import QueueCounts
+from mtask.search.pages import TaskPage
+from mtask.search.partial import TaskFields
 from mtask.web.access import Caller, client_of
-from mtask.web.counts import Counts
+from mtask.web.routes.counts import Counts
 from mtask.web.sharing import Shared
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import Response
 
-from mtask.store.driver.extended_json import extended_exactly
+from mtask.kernel.driver.extended_json import extended_exactly
 
 #: The longest JSON that a page shows, in characters.
 LONGEST = 20_000

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtask.client import AsyncClient
+from mtask.features.bulk.background import Bulks
+from mtask.features.events.hub import Hub
 from mtask.web.access import Caller, Role, client_of
-from mtask.web.bulks import Bulks
-from mtask.web.hub import Hub
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form
 from mtask.web.page.pulse import Pulse

@@ -11,16 +11,16 @@ from fastapi import APIRouter, Depends, Request
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
 from mtask.features.callbacks.rules import check_callback
-from mtask.model.options import check_option_names
-from mtask.model.parts import Callback
+from mtask.features.events.hub import Hub
+from mtask.kernel.document.options import check_option_names
+from mtask.kernel.document.parts import Callback
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route
-from mtask.web.counts import Counts
-from mtask.web.hub import Hub
 from mtask.web.models.common import ProblemDocument, instant
 from mtask.web.models.publishing import CallbackBody
 from mtask.web.problems import MEDIA_TYPE, Forbidden
 from mtask.web.rooms import Rooms
+from mtask.web.routes.counts import Counts
 
 
 # These are coroutines, because FastAPI calls plain functions in a thread: that would cost as much as the publish.

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 
 from mtask.errors import InvalidInput
-from mtask.model.publishing.identity import MAX_KEY_BYTES
-from mtask.store.driver.extended_json import parse_strict
+from mtask.kernel.document.identity import MAX_KEY_BYTES
+from mtask.kernel.driver.extended_json import parse_strict
 from mtask.web import views
 from mtask.web.access import Caller
 from mtask.web.bodies import about

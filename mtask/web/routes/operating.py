@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query
 
-from mtask.client.operating.scheduling import When
 from mtask.errors import InvalidInput, ScheduleNotFound
-from mtask.model.controls import Control
-from mtask.model.publishing.identity import check_name
+from mtask.features.controls.rules import Control
+from mtask.features.schedules.client import When
+from mtask.features.schedules.rest import PutSchedule, ScheduleEntry, ScheduleList
+from mtask.kernel.document.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.counts import Statistics
 from mtask.web.models.common import Removed
 from mtask.web.models.operating import (
     ActionList,
@@ -30,7 +30,6 @@ from mtask.web.models.operating import (
     WorkerEntry,
     WorkerList,
 )
-from mtask.web.models.schedules import PutSchedule, ScheduleEntry, ScheduleList
 from mtask.web.paths import NameSegment, ScheduleId, Segment, Tenant
 from mtask.web.routes.common import (
     UNCONFIRMED,
@@ -42,6 +41,7 @@ from mtask.web.routes.common import (
     router,
     tenant_of,
 )
+from mtask.web.routes.counts import Statistics
 from mtask.web.schemas import INSTANT, IntentText
 
 routes = router("operating")

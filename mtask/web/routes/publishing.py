@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 from fastapi import Header, Response
 
+from mtask.arguments.publish import policy
 from mtask.client import AsyncClient, TaskSpec
-from mtask.client.asking.publication import policy
 from mtask.errors import DatabaseError, InvalidInput, TaskError
-from mtask.model.encryption.sealed import Sealed
-from mtask.model.publishing.identity import check_key, check_name, fresh_key, task_id_of
-from mtask.model.publishing.tenants import stored_key
-from mtask.store.tasks.publishing import Published
+from mtask.kernel.document.identity import check_key, check_name, fresh_key, task_id_of
+from mtask.kernel.document.sealed import Sealed
+from mtask.kernel.document.tenants import stored_key
+from mtask.kernel.operations.publish import Published
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about

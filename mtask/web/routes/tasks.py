@@ -8,12 +8,12 @@ from fastapi import Body, Header, Query, Response
 
 from mtask.client import AsyncClient
 from mtask.errors import TaskNotFound
-from mtask.model.documents import Task
-from mtask.model.publishing.identity import check_key, check_name, task_id_of
+from mtask.features.events.hub import Gap, Hub
+from mtask.kernel.document.identity import check_key, check_name, task_id_of
+from mtask.kernel.document.task import Task
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.hub import Gap, Hub
 from mtask.web.models.tasks import ChangeOptions, PositionEntry, RetryTask, TaskDocument, TaskLogs
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import InvalidRequest

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from mtask.model.documents import StoredTask, describe_validation
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import StoredTask, describe_validation
 from tests.faults.checks.asked import Asked
 from tests.faults.checks.change import COUNTED, Change
 from tests.faults.checks.course import Course

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from mtask.model.documents import Run, Task
-from mtask.model.rules import KEPT_RUNS, kept_runs
-from mtask.model.status import RunStatus
+from mtask.kernel.document.rules import KEPT_RUNS, kept_runs
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.logs import RunLog
 
 MILLISECOND = timedelta(milliseconds=1)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from mtask.model import rules
-from mtask.model.documents import Run, Task
-from mtask.model.status import RunStatus
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.change import COUNTED, Change
 from tests.faults.checks.logs import TaskLog
 from tests.faults.checks.verdict import Distribution, Figures, Rescue

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mtask.model.status import FINAL_STATUSES
+from mtask.kernel.document.status import FINAL_STATUSES
 from tests.faults.checks.asked import PROMISES, TOLERANCE, Asked, Request
 from tests.faults.checks.logs import Document, Life, TaskLog
 from tests.faults.checks.verdict import Verdict

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
 from tests.faults.checks.handlers import Work
 from tests.faults.checks.logs import RunLog
 from tests.faults.checks.verdict import Distribution, Verdict

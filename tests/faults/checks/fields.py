@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from mtask.model import rules
-from mtask.model.backoff import retry_delay_ms
-from mtask.model.documents import Run, Task
-from mtask.model.status import RunStatus, TaskStatus
+from mtask.kernel.document import rules
+from mtask.kernel.document.backoff import retry_delay_ms
+from mtask.kernel.document.status import RunStatus, TaskStatus
+from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.asked import Asked
 from tests.faults.checks.change import LOG_LAG, MILLISECOND, Change
 from tests.faults.checks.logs import TaskLog

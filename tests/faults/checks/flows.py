@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mtask.model.documents import Task
-from mtask.model.status import TaskStatus
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import Task
 from tests.faults.checks.change import Change
 from tests.faults.checks.logs import TaskLog
 from tests.faults.checks.verdict import Verdict

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
 from tests.faults.checks.asked import TOLERANCE
 from tests.faults.checks.logs import Document, RunLog
 from tests.faults.checks.verdict import Distribution, Example, Timeline, Verdict

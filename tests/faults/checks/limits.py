@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
 from tests.faults.checks.asked import TOLERANCE
 from tests.faults.checks.change import LOG_LAG
 from tests.faults.checks.handlers import Work

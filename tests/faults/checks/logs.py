@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import bson
 from bson.codec_options import CodecOptions
 
-from mtask.model.documents import Run, StoredTask, Task
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import Run, StoredTask, Task
 
 Document = dict[str, Any]
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)

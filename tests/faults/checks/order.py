@@ -9,8 +9,8 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from mtask.model.documents import StoredTask
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import StoredTask
 from tests.faults.checks.asked import Asked
 from tests.faults.checks.handlers import Work
 from tests.faults.checks.logs import Document, RunLog, TaskLog

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mtask.model.documents import Run, Task
-from mtask.model.status import RunStatus, TaskStatus
+from mtask.kernel.document.status import RunStatus, TaskStatus
+from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.asked import TOLERANCE, Asked
 from tests.faults.checks.change import Change
 from tests.faults.checks.logs import RunLog, TaskLog

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from mtask.model import rules
-from mtask.model.documents import Gathering, Task
-from mtask.model.status import RunStatus, TaskStatus
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import RunStatus, TaskStatus
+from mtask.kernel.document.task import Gathering, Task
 from tests.faults.checks.asked import PROMISES, TOLERANCE, Asked
 from tests.faults.checks.change import MILLISECOND, Change
 from tests.faults.checks.verdict import Verdict

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mtask.model import rules
-from mtask.model.documents import Run
-from mtask.model.rules import KEPT_RUNS
-from mtask.model.status import RunStatus
+from mtask.kernel.document import rules
+from mtask.kernel.document.rules import KEPT_RUNS
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import Run
 from tests.faults.checks.asked import Asked
 from tests.faults.checks.change import LOG_LAG, MILLISECOND, Change, dropped_by_bound
 from tests.faults.checks.logs import RunLog, TaskLog

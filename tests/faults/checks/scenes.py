@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mtask.model.status import RunStatus
-from mtask.store.statements import flows
+from mtask.features.flows import statements as flows
+from mtask.kernel.document.status import RunStatus
 from tests.faults.checker import check
 from tests.faults.checks.story import Story, instant
 from tests.faults.checks.verdict import Kind, Verdict

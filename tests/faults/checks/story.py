@@ -12,16 +12,20 @@ from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
 from mtask.app.next import Next, flow_part
-from mtask.model.documents import GatherKind, StoredTask
-from mtask.model.options import TaskOption
-from mtask.model.publishing.tenants import stored_key
-from mtask.model.status import RunStatus
-from mtask.store.statements import derive, gathering, owing, pipelines, requests
-from mtask.store.statements import expressions as x
-from mtask.store.statements.derive import Pipeline
-from mtask.store.statements.gathering import SentCall
-from mtask.store.statements.outbox import OwedTask
-from mtask.store.statements.outcome import Outcome
+from mtask.features.flows import owing
+from mtask.features.gathering import statements as gathering
+from mtask.features.gathering.statements import SentCall
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import GatherKind, StoredTask
+from mtask.kernel.document.tenants import stored_key
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import derive
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import publish as requests
+from mtask.kernel.statements.derive import Pipeline
+from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.outbox import OwedTask
 from tests.faults.checks.written import Written
 from tests.faults.history import Call, Fault, History, Note, Operation, Version
 from tests.faults.order_load import QUEUES

@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtask.model.documents import SCHEMA_REVISION
+from mtask.kernel.document.task import SCHEMA_REVISION
 from tests.workers import ROOT
 
 ARCHIVE = ROOT / "tests/data/mtask-0.1.0-revision-4.tar.xz"

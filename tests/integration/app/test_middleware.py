@@ -12,9 +12,9 @@ import pytest
 from mtask import App, AsyncClient, Client, Context, Fail, TaskSpec
 from mtask.app.middleware import FinishCall, RunCall
 from mtask.errors import InvalidInput
-from mtask.model.status import RunStatus
-from mtask.worker.options import WorkerOptions
-from mtask.worker.worker import Worker
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.worker import Worker
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import until

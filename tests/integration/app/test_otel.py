@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import mtask.otel
 from mtask import App, AsyncClient, Client, Context, Fail, Flow, Next, Retry, TaskSpec
 from mtask.errors import InvalidInput
-from mtask.worker.executors.options import ExecutorOptions
+from mtask.features.isolation.options import ExecutorOptions
 from tests.integration.app import traced
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client as Mongo

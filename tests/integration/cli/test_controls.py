@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.model.controls import Control, Limit
-from mtask.store.driver.stores import SyncStore
-from mtask.store.queues import permits
-from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
+from mtask.features.controls.rules import Control, Limit
+from mtask.features.limits import operations as permits
+from mtask.features.limits.operations import PermitPool, PermitRequest, Wanted
+from mtask.kernel.driver.stores import SyncStore
 from tests.integration.cli.commands import Commands, client_of
 from tests.integration.stores import register
 from tests.mongo import eventually

@@ -15,7 +15,7 @@ from bson.datetime_ms import DatetimeMS
 from pymongo import WriteConcern
 
 from mtask import AsyncClient
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, succeed
 from tests.faults.malformed import good
 from tests.integration.cli.commands import Commands, Ended

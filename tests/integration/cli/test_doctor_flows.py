@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mtask import Flow
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import deciding, faults, finding, settling
+from mtask.features.flows import deciding, faults, finding
+from mtask.features.flows import settle as settling
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, server_now, succeed
 from tests.explaining import examined_by
 from tests.integration import stores

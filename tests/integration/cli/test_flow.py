@@ -7,8 +7,8 @@ import json
 import pytest
 
 from mtask import Flow
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import settling
+from mtask.features.flows import settle as settling
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, fail, succeed
 from tests.integration.cli.commands import Commands, client_of
 from tests.integration.stores import register

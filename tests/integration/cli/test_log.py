@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 
-from mtask.client.operating.actions import acting_as
+from mtask.features.audit_log.client import acting_as
 from tests.integration.cli.commands import Commands, client_of
 
 

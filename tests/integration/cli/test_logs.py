@@ -10,10 +10,10 @@ from datetime import timedelta
 
 import pytest
 
+from mtask.features.logs import operations as run_logs
+from mtask.features.logs.growing import GrowingLog, line_of
+from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import RunMarks
-from mtask.store import run_logs
-from mtask.store.driver.stores import SyncStore
-from mtask.worker.logkeeping.growing import GrowingLog, line_of
 from tests.clients import claim, succeed
 from tests.integration.cli.commands import Commands
 

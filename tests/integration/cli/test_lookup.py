@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, fail, succeed
 from tests.integration.cli.commands import Commands, client_of
 from tests.integration.stores import register

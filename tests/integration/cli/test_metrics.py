@@ -21,16 +21,16 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtask import Client
-from mtask.cli import serving as worker_start
 from mtask.cli import worker
 from mtask.cli.root import app
-from mtask.client.exposing.serving import serving
+from mtask.cli.workers import serving as worker_start
 from mtask.errors import DatabaseUnavailable, InvalidInput
-from mtask.model.metrics.tally import Tally
+from mtask.features.metrics import operations as tallies
+from mtask.features.metrics.serving import serving
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.tally import Tally
 from mtask.settings import Settings
-from mtask.store.driver.stores import SyncStore
-from mtask.store.metrics import tallies
-from mtask.worker.options import WorkerOptions
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register
 from tests.mongo import PATIENCE, eventually

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, fail
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mtask.model.status import RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, returning
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import returning
+from mtask.kernel.statements.finish import Outcome
 from tests.clients import claim, fail, succeed
 from tests.integration.cli.commands import Commands, client_of
 from tests.integration.stores import register

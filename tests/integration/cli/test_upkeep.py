@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from mtask.store.driver.stores import SyncStore
-from mtask.store.tasks import claims
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
 from tests.clients import claim, fail, succeed
 from tests.integration.cli.commands import Commands, client_of
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 
 import pytest
 
-from mtask.model.options import OPTION_NAMES
-from mtask.model.status import WorkerStatus
-from mtask.store import workers
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.indexes import HEAD_INDEX
-from mtask.store.workers import Heartbeat
+from mtask.kernel.document.options import OPTION_NAMES
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.driver.indexes import HEAD_INDEX
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import workers
+from mtask.kernel.operations.workers import Heartbeat
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register, registration
 from tests.mongo import eventually

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from mtask import Client, Count, Flow, TaskSpec
-from mtask.client.operating import bulk as requests
 from mtask.errors import BulkNotFound, InvalidInput
-from mtask.model.bulk import SECRET_ID
+from mtask.features.bulk import client as requests
+from mtask.features.bulk import operations as bulk
+from mtask.features.bulk.rules import SECRET_ID
+from mtask.features.flows import settle as settling
+from mtask.kernel.driver.stores import SyncStore
 from mtask.parts.relays import RELAYS
-from mtask.store import bulk
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import settling
 from tests.clients import AnyClient, claim, fail
 
 COUNT = 25

@@ -12,9 +12,9 @@ import pytest
 
 from mtask import AsyncClient, Client, RunStatus, TaskCanceled, TaskFailed, TaskNotFound, TaskSpec, WaitTimeout
 from mtask.errors import InvalidInput
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements.finish import Outcome
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually

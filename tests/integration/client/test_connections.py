@@ -19,7 +19,7 @@ from pymongo.read_concern import ReadConcern
 
 from mtask import App, AsyncClient, Client, Published, TaskSpec
 from mtask.errors import DatabaseUnavailable, InvalidInput, InvalidURI, OperationFailed, SchemaMismatch
-from mtask.store.driver.stores import OPERATION_TIMEOUT
+from mtask.kernel.driver.stores import OPERATION_TIMEOUT
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client, open_store, succeed, with_options
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo

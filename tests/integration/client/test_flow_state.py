@@ -11,17 +11,22 @@ from typing import Any
 import pytest
 
 from mtask import Client, Flow, WaitTimeout
-from mtask.client.asking import flow_requests, requests
-from mtask.client.asking.requests import WaitPolicy
+from mtask.client import requests
+from mtask.client.requests import WaitPolicy
 from mtask.errors import DependencyFailed, DependencyMissing, FlowNotFound, FlowWaitTimeout, InvalidInput, TaskRunning
-from mtask.model.options import TaskOption
-from mtask.model.status import FINAL_STATUSES
-from mtask.store.driver.operation import Call, Operation
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import children, operating, reading, settling
-from mtask.store.flows import retention as flow_retention
-from mtask.store.statements.outbox import OwedTask
-from mtask.store.tasks import queries, retention
+from mtask.features.flows import change as operating
+from mtask.features.flows import children
+from mtask.features.flows import read as reading
+from mtask.features.flows import requests as flow_requests
+from mtask.features.flows import retention as flow_retention
+from mtask.features.flows import settle as settling
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import FINAL_STATUSES
+from mtask.kernel.driver.operation import Call, Operation
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import change as queries
+from mtask.kernel.operations import retention
+from mtask.kernel.statements.outbox import OwedTask
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
 from tests.integration import stores

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mtask import Client, Flow
-from mtask.client.asking import flows
 from mtask.errors import (
     DependencyFailed,
     FlowConflict,
@@ -20,7 +19,8 @@ from mtask.errors import (
     TaskRunning,
     WorkersTooOld,
 )
-from mtask.store.driver.stores import SyncStore
+from mtask.features.flows import client as flows
+from mtask.kernel.driver.stores import SyncStore
 from tests import clients
 from tests.clients import AnyClient, Kind, open_client
 from tests.integration import stores

@@ -17,12 +17,13 @@ from mtask.errors import (
     TaskExists,
     WorkersTooOld,
 )
-from mtask.store import workers
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements import gathering
-from mtask.store.statements.gathering import SentCall
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, finding
+from mtask.features.gathering import statements as gathering
+from mtask.features.gathering.statements import SentCall
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import find_due as finding
+from mtask.kernel.operations import workers
+from mtask.kernel.statements.finish import Outcome
 from tests.clients import AnyClient, claim, fail, is_claimable, open_store, server_now, succeed
 
 LONG = timedelta(hours=1)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from mtask.client.diagnosis.findings import Level
-from mtask.client.diagnosis.limits import PermitHolder, PermitWaiter
+from mtask.database import setup
 from mtask.errors import InvalidInput
-from mtask.model.controls import Limit
-from mtask.model.status import RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
-from mtask.store.queues import permits
-from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims
+from mtask.features.controls.rules import Limit
+from mtask.features.limits import operations as permits
+from mtask.features.limits.explain import PermitHolder, PermitWaiter
+from mtask.features.limits.operations import PermitPool, PermitRequest, Wanted
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements.finish import Outcome
+from mtask.search.findings import Level
 from tests.clients import AnyClient, server_now
 from tests.integration.stores import register
 

@@ -13,8 +13,8 @@ from bson import ObjectId
 
 from mtask import App, Client, Published, TaskFields, TaskNotFound, TaskSpec
 from mtask.errors import HandlerError, InvalidInput, InvalidLookup, SchemaMismatch
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.indexes import LOOKUP_INDEX
+from mtask.kernel.driver.indexes import LOOKUP_INDEX
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import AnyClient, claim, fail, server_now, succeed
 from tests.mongo import eventually
 from tests.replies import counting

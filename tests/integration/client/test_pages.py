@@ -10,8 +10,8 @@ import pytest
 
 from mtask import Client, Count, TaskFields, TaskSpec, TaskStatus
 from mtask.errors import InvalidInput
-from mtask.model.listing import Order, Place, cursor_of, end_of_prefix, place_of
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
+from mtask.search.order import Order, Place, cursor_of, end_of_prefix, place_of
 from tests.clients import AnyClient, claim, fail, succeed
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mtask import TaskNotFound, TaskSpec, TaskStatus
+from mtask.database import setup
 from mtask.errors import InvalidKey, MalformedTask
-from mtask.model.status import RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements.finish import Outcome
 from tests.clients import AnyClient, claim, fail, server_now, succeed
 from tests.integration.stores import register
 

@@ -22,7 +22,7 @@ from mtask.errors import (
     UnknownOption,
     WorkerNotFound,
 )
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from tests.clients import AnyClient, claim, fail, is_claimable, server_now, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually

@@ -12,8 +12,8 @@ import pytest
 from pymongo.server_api import ServerApi
 
 from mtask import App, Client, TaskSpec
-from mtask.client.diagnosis.findings import Level
 from mtask.errors import MtaskError, NotInStableApi
+from mtask.search.findings import Level
 from tests.clients import AnyClient, Kind, claim, fail, open_client, open_store, succeed
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo

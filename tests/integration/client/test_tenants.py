@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mtask import App, AsyncClient, Client, Context, Flow, Next, TaskSpec
-from mtask.app.family import Child
-from mtask.client.operating import scheduling
+from mtask.database import setup
 from mtask.errors import (
     FlowConflict,
     InvalidFlow,
@@ -24,13 +23,15 @@ from mtask.errors import (
     TaskNotFound,
     WorkersTooOld,
 )
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import settling
-from mtask.store.layout import setup
-from mtask.store.lists import counting, listing, small
-from mtask.store.lists.counting import Count
-from mtask.store.tasks import names
-from mtask.store.tasks.publishing import Published
+from mtask.features.flows import settle as settling
+from mtask.features.flows.handler import Child
+from mtask.features.schedules import client as scheduling
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations.publish import Published
+from mtask.search import counts as counting
+from mtask.search import lists as listing
+from mtask.search import names, small
+from mtask.search.counts import Count
 from mtask.testing.bench import Bench
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.integration.stores import register

@@ -9,10 +9,11 @@ import pytest
 
 from mtask import App, Client, Task, TaskNotFound
 from mtask.errors import InvalidInput, InvalidParams, PreconditionFailed, TaskNotFinished
-from mtask.model.documents import MAX_FORMER_BYTES, MAX_FORMER_PARAMS
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements import filters
-from mtask.store.tasks import claims, queries
+from mtask.kernel.document.task import MAX_FORMER_BYTES, MAX_FORMER_PARAMS
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import change as queries
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements import filters
 from tests.clients import AnyClient, claim, fail, succeed
 
 PARAMS: list[Any] = [None, 1, 1.5, "é", [1, {"a": None}], {"$x": 1, "b": [[]]}, {"a": 2**60}, float("nan"), b"\0"]

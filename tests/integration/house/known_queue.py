@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.client.operating.scheduling import ScheduleSpec
-from mtask.model.documents import SCHEMA_VERSION
-from mtask.model.options import TaskOption
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout import setup
+from mtask.database import setup
+from mtask.features.schedules.client import ScheduleSpec
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.task import SCHEMA_VERSION
+from mtask.kernel.driver.stores import SyncStore
 from tests.integration.stores import register
 
 Document = dict[str, Any]

@@ -15,12 +15,12 @@ from bson import json_util
 from pymongo import MongoClient
 
 from mtask import Client
-from mtask.client.exposing import exposition
-from mtask.client.reading.metrics import FleetMetrics, QueueMetrics, WorkerMetrics
-from mtask.model.documents import WorkerDocument
-from mtask.model.metrics.tally import Tally
-from mtask.model.status import TaskStatus
-from mtask.store.lists.counting import Count
+from mtask.features.metrics import prometheus as exposition
+from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetrics
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import WorkerDocument
+from mtask.kernel.worker.process.tally import Tally
+from mtask.search.counts import Count
 from tests.workers import ROOT
 
 FOLDER = ROOT / "examples" / "monitoring"

@@ -14,7 +14,7 @@ import pytest
 
 from examples.app import app
 from mtask import Client, Task, TaskStatus
-from mtask.model.options import OPTION_NAMES
+from mtask.kernel.document.options import OPTION_NAMES
 from tests import faketime
 from tests.clients import claim, open_store, server_now, succeed
 from tests.mongo import Client as Mongo

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from mtask.store.driver.stores import SyncStore
-from mtask.store.layout.indexes import FINISHED_INDEX
+from mtask.kernel.driver.indexes import FINISHED_INDEX
+from mtask.kernel.driver.stores import SyncStore
 from tests.integration.cli.commands import Commands
 from tests.integration.house import known_queue
 from tests.integration.house.known_queue import FAR, NOW, OLD

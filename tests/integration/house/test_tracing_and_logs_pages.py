@@ -14,11 +14,11 @@ import pytest
 
 from mtask import App
 from mtask.cli.worker import cli
+from mtask.features.logs import worker as keeper
+from mtask.features.logs.operations import MAX_RUNS
+from mtask.features.logs.rules import MAX_BYTES, MAX_TEXT
+from mtask.kernel.worker.process.log import FieldFormatter, JsonFormatter
 from mtask.logs import RUN, RunMarks
-from mtask.model.run_logs import MAX_BYTES, MAX_TEXT
-from mtask.store.run_logs import MAX_RUNS
-from mtask.worker.log import FieldFormatter, JsonFormatter
-from mtask.worker.logkeeping import keeper
 from tests.workers import ROOT
 
 TRACING, LOGS = ((ROOT / "docs" / name).read_text() for name in ("tracing.md", "logs.md"))

@@ -11,10 +11,12 @@ from urllib.parse import quote
 import pytest
 
 from mtask import Client, Flow
-from mtask.store.driver.stores import SyncStore
-from mtask.store.lists import by_queue, counting, listing, small
-from mtask.web import counts
+from mtask.kernel.driver.stores import SyncStore
+from mtask.search import by_queue, small
+from mtask.search import counts as counting
+from mtask.search import lists as listing
 from mtask.web.page.page import all_addresses
+from mtask.web.routes import counts
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, with_server
 from tests.spread import tasks_of_all_kinds

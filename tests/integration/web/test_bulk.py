@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mtask.store import bulk
-from mtask.store.driver.stores import SyncStore
-from mtask.web.models.bulk import BulkList, BulkPlanned, BulkState
+from mtask.features.bulk import operations as bulk
+from mtask.features.bulk.bodies import BulkList, BulkPlanned, BulkState
+from mtask.kernel.driver.stores import SyncStore
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail
 from tests.integration.web.serving import Serving, with_server

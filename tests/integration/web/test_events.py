@@ -13,7 +13,7 @@ import httpx
 import pytest
 from pymongo.asynchronous.collection import AsyncCollection
 
-from mtask.web.hub import BEHIND, CLOSING, LOST, Viewer, place_of
+from mtask.features.events.hub import BEHIND, CLOSING, LOST, Viewer, place_of
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, with_server
 from tests.mongo import Client as Mongo
@@ -68,7 +68,7 @@ async def publish(server: Serving, *keys: str, name: str = "echo", **given: Any)
 def test_all_viewers_share_one_stream_which_ends_with_the_last(
     mongo_uri: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtask.web.hub._LINGER", 0.5)
+    monkeypatch.setattr("mtask.features.events.hub._LINGER", 0.5)
     opened = []
     watch = AsyncCollection.watch
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mtask.store.driver.stores import SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from mtask.web.rates import Rates
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail

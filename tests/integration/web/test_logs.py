@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
+from mtask.features.logs import operations as run_logs
+from mtask.features.logs.growing import GrowingLog, line_of
+from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import RunMarks
-from mtask.store import run_logs
-from mtask.store.driver.stores import SyncStore
-from mtask.worker.logkeeping.growing import GrowingLog, line_of
 from tests.clients import claim
 from tests.integration.web.page.test_sessions import visiting
 from tests.integration.web.serving import Serving, with_server

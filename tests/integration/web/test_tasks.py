@@ -8,10 +8,11 @@ from urllib.parse import quote
 
 import pytest
 
-from mtask.model.status import RunStatus
-from mtask.store.driver.stores import SyncStore
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, returning
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import returning
+from mtask.kernel.statements.finish import Outcome
 from mtask.web.models.publishing import PublishedBatch, PublishedTask
 from mtask.web.models.tasks import TaskDocument, TaskList
 from mtask.web.settings import WebSettings

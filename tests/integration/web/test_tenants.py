@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mtask.errors import InvalidName
-from mtask.model.controls import Limit
-from mtask.store.driver.stores import SyncStore
-from mtask.store.queues import permits
-from mtask.store.queues.permits import PermitPool, PermitRequest, Wanted
+from mtask.features.controls.rules import Limit
+from mtask.features.events.hub import place_of
+from mtask.features.limits import operations as permits
+from mtask.features.limits.operations import PermitPool, PermitRequest, Wanted
+from mtask.kernel.driver.stores import SyncStore
 from mtask.web.access import Caller, Role
-from mtask.web.hub import place_of
 from mtask.web.page.routes.tasks import _ids, shown_token
 from tests.clients import claim, fail, server_now
 from tests.integration.stores import register

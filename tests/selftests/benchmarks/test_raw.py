@@ -15,9 +15,9 @@ from benchmarks.measuring.arrivals import latencies
 from benchmarks.measuring.bare import parts_of
 from benchmarks.measuring.fleet import Claims
 from benchmarks.measuring.server import ids_under
-from mtask.model.documents import StoredTask
-from mtask.model.status import TaskStatus
-from mtask.store.layout.schema import task_schema
+from mtask.database.schema import task_schema
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import StoredTask
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
 

@@ -10,8 +10,8 @@ from benchmarks.cases.web import FILTERS
 from benchmarks.measuring.server import Scratch
 from benchmarks.measuring.variety import documents
 from benchmarks.measuring.web import Asked
-from mtask.model.documents import StoredTask
-from mtask.model.status import TaskStatus
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import StoredTask
 from tests.integration.web.test_bounds import on_page, query_of
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)

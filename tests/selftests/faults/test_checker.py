@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
 from tests.faults.checks.scenes import Scene, verdict_on
 from tests.faults.checks.story import Story
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mtask.model.status import RunStatus
-from mtask.store.statements import requests
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.statements import publish as requests
 from tests.faults.checks.scenes import Scene, Scenes
 from tests.faults.checks.story import Story, instant
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mtask.model.status import RunStatus
+from mtask.kernel.document.status import RunStatus
 from tests.faults.app import isolated_names
 from tests.faults.checks.executors import AT_ONCE, KILLING
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, verdict_on

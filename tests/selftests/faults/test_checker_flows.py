@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from mtask.model.publishing.flows import Verdict
-from mtask.store.statements import flows
+from mtask.features.flows import statements as flows
+from mtask.features.flows.rules import Verdict
 from tests.faults import flow_load, publisher
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, release, run, told
 from tests.faults.checks.story import Story, instant

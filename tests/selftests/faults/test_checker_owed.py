@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from mtask import Context
-from mtask.model.publishing.flows import Verdict
-from mtask.model.status import RunStatus
-from mtask.store.statements import flows
+from mtask.features.flows import statements as flows
+from mtask.features.flows.rules import Verdict
+from mtask.kernel.document.status import RunStatus
 from tests.faults import app, flow_load
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, release, run, told, verdict_on
 from tests.faults.checks.story import Story, instant

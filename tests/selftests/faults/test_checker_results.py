@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mtask.model.status import RunStatus
-from mtask.store.statements import pipelines, returning
-from mtask.store.statements.outcome import Outcome
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import returning
+from mtask.kernel.statements.finish import Outcome
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit
 from tests.faults.checks.story import Story, instant
 

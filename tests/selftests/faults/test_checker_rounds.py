@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mtask.model.status import RunStatus
-from mtask.store.statements import pipelines
-from mtask.store.statements.outcome import Outcome
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements.finish import Outcome
 from tests.faults import load
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, verdict_on
 from tests.faults.checks.story import Story, instant

@@ -12,12 +12,18 @@ from tests.faults import mutations
 from tests.faults.mutant import Edit, Mutation
 from tests.faults.mutations import MUTATIONS, ROOT
 
-_CHEAP = "tests/unit/worker/state/test_queue.py::test_priority_goes_before_any_preference"
+_CHEAP = "tests/unit/kernel/worker/discovery/test_queue.py::test_priority_goes_before_any_preference"
 _HARMLESS = Mutation(
-    "harmless", "Nothing.", (Edit("mtask/worker/state/queue.py", "STAGGER = 0.02", "STAGGER = 0.021"),), (_CHEAP,)
+    "harmless",
+    "Nothing.",
+    (Edit("mtask/kernel/worker/discovery/buffer.py", "STAGGER = 0.02", "STAGGER = 0.021"),),
+    (_CHEAP,),
 )
 _FATAL = Mutation(
-    "fatal", "Everything.", (Edit("mtask/worker/state/queue.py", "import heapq", "import heapqueue"),), (_CHEAP,)
+    "fatal",
+    "Everything.",
+    (Edit("mtask/kernel/worker/discovery/buffer.py", "import heapq", "import heapqueue"),),
+    (_CHEAP,),
 )
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from mtask import App
 from mtask.errors import HandlerError
+from mtask.kernel.document.middleware import enter, leave, watch
 from mtask.logs import FIELDS
-from mtask.model.handling.middleware import enter, leave, watch
 
 Said = list[str]
 Middle = Generator[None, Any, None]

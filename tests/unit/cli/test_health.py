@@ -12,7 +12,7 @@ import pytest
 from mtask.cli.health import main
 from mtask.errors import InvalidInput
 from mtask.health import Health
-from mtask.worker.upkeep.health import check
+from mtask.kernel.worker.process.health import check
 
 
 @pytest.fixture

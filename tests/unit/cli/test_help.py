@@ -12,7 +12,7 @@ from mtask.cli.failures import EXIT_CODES
 from mtask.cli.main import run
 from mtask.cli.root import app
 from mtask.cli.values import flag_of
-from mtask.model.options import OPTION_NAMES
+from mtask.kernel.document.options import OPTION_NAMES
 
 COMMANDS = (
     "publish",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mtask import TaskSpec
-from mtask.client.asking import requests
+from mtask.client import requests
 from mtask.errors import DatabaseBusy, DatabaseTimeout, DatabaseUnavailable
-from mtask.store.tasks.publishing import Policy
+from mtask.kernel.operations.publish import Policy
 
 TWICE = "nothing is done twice"
 

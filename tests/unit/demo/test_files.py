@@ -9,7 +9,7 @@ import pytest
 
 from mtask.demo.files import default_folder, find_files, key_of
 from mtask.errors import InvalidInput
-from mtask.model.publishing.identity import check_key
+from mtask.kernel.document.identity import check_key
 
 
 def test_regular_files_are_found_below_the_folder_and_keyed_by_their_paths(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from mtask.cli import health
 from mtask.cli.root import app as mtask_app
 from mtask.cli.worker import cli as worker_app
 from mtask.health import MAX_AGE
+from mtask.kernel.worker.process.pulse import INTERVAL
+from mtask.kernel.worker.process.worker import _CANCEL_GRACE, _LAST_WRITES
 from mtask.settings import Settings
 from mtask.web.settings import WebSettings
-from mtask.worker.upkeep.pulse import INTERVAL
-from mtask.worker.worker import _CANCEL_GRACE, _LAST_WRITES
 
 ROOT = Path(__file__).parents[3]
 KUBERNETES = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))

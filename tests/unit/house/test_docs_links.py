@@ -14,8 +14,8 @@ import pytest
 import mtask
 from mtask import errors
 from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE
-from mtask.model import rules
-from mtask.store.metrics import counts
+from mtask.features.metrics import task_counts as counts
+from mtask.kernel.document import rules
 from tools.site_fences import faults_of
 
 ROOT = Path(__file__).parents[3]

@@ -40,17 +40,17 @@ _ALLOWED = {
     ("cli/options.py", "app.command"): "Typer's",
     ("cli/tasks/find.py", "client.find"): "our own client's",
     ("testing/bench.py", "self.client.find"): "our own client's",
-    ("web/routes/events.py", "stack.aclose"): "an AsyncExitStack's",
-    ("web/routes/events.py", "reading.aclose"): "an AsyncExitStack's",
+    ("features/events/rest.py", "stack.aclose"): "an AsyncExitStack's",
+    ("features/events/rest.py", "reading.aclose"): "an AsyncExitStack's",
     ("web/sizes.py", "body.find"): "that of bytes",
     ("demo/watch.py", "self._client.find"): "our own client's",
     ("demo/play.py", "self._fleet.find"): "a worker process of the demo",
     ("client/connection_aio.py", "self._store.database.name"): "a name, and no call",
     ("client/connection_sync.py", "self._store.database.name"): "a name, and no call",
-    ("worker/running/transactions.py", "store.client.start_session"): _OF_HANDLERS,
-    ("worker/running/transactions.py", "session.end_session"): _OF_HANDLERS,
-    ("worker/running/transactions.py", "session.abort_transaction"): _OF_HANDLERS,
-    ("worker/running/transactions.py", "session.in_transaction"): _OF_HANDLERS,
+    ("kernel/worker/running/transactions.py", "store.client.start_session"): _OF_HANDLERS,
+    ("kernel/worker/running/transactions.py", "session.end_session"): _OF_HANDLERS,
+    ("kernel/worker/running/transactions.py", "session.abort_transaction"): _OF_HANDLERS,
+    ("kernel/worker/running/transactions.py", "session.in_transaction"): _OF_HANDLERS,
 }
 
 
@@ -107,7 +107,7 @@ def test_only_store_and_local_call_the_driver() -> None:
 
 def test_uses_of_the_driver_are_seen_without_an_import_of_it() -> None:
     source = """
-from mtask.store.tasks import queries
+from mtask.kernel.operations import change as queries
 
 def handed(client, store, session, cursor, names):
     found = list(client.tasks.find({}))
@@ -135,14 +135,14 @@ def handed(client, store, session, cursor, names):
 
 #: What CONTRIBUTING.md says that modules hold beside constants, loggers, caches, routers and the apps of typer.
 _STATE = {
-    "client/asking/publication.py: _TRACE",
-    "client/operating/actions.py: _ACTING",
+    "arguments/publish.py: _TRACE",
+    "features/audit_log/client.py: _ACTING",
     "logs.py: RUN",
-    "store/driver/awaiting.py: _GIVING_UP",
+    "kernel/driver/failover.py: _GIVING_UP",
     "testing/bench.py: _lock",
     "testing/bench.py: _servers",
     "testing/bench.py: _uri",
-    "worker/process.py: _is_forked",
+    "kernel/worker/process/runtime.py: _is_forked",
 }
 _MUTABLE = {"ContextVar", "Counter", "ExitStack", "Lock", "defaultdict", "deque", "dict", "list", "set"}
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from mtask.client.diagnosis import doctor
-from mtask.model.documents import SCHEMA_REVISION
+from mtask.doctor import checks as doctor
+from mtask.kernel.document.task import SCHEMA_REVISION
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from mtask.kernel.operations.relays import Relay
+from mtask.kernel.worker.process.part import Part
+from mtask.kernel.worker.process.state import Ledger
 from mtask.parts import worker
 from mtask.parts.relays import RELAYS
-from mtask.store.tasks.relaying import Relay
-from mtask.worker.part import Part
-from mtask.worker.state.ledger import Ledger
 
 FEATURES = Path(worker.__file__).parents[1] / "features"
 

@@ -52,7 +52,7 @@ STARTS = {
     "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.model", "pymongo"}),
     "mtask-worker --version": (
         _WORKER_VERSION,
-        {"bson", "mtask.cli.serving", "mtask.model", "mtask.worker", "pymongo"},
+        {"bson", "mtask.cli.workers.serving", "mtask.model", "mtask.worker", "pymongo"},
     ),
     "from mtask import App": (
         f"from mtask import App\n{_MODULES}",
@@ -72,11 +72,11 @@ STARTS = {
         {
             "mtask.app",
             "mtask.client.aio",
-            "mtask.client.asking.flow_requests",
+            "mtask.features.flows.requests",
             "mtask.client.diagnosis",
-            "mtask.client.reading.completed_sync",
-            "mtask.client.reading.decrypting",
-            "mtask.store.flows.settling",
+            "mtask.features.events.completed_sync",
+            "mtask.features.encryption.reads",
+            "mtask.features.flows.settle",
         },
     ),
     "mtask find": (
@@ -84,26 +84,26 @@ STARTS = {
         {
             "apscheduler",
             "mtask.app.app",
-            "mtask.cli.flows.flow",
+            "mtask.features.flows.surface.cli",
             "mtask.cli.tasks.publish",
             "mtask.client.aio",
             "mtask.demo.play",
             "mtask.local.server",
-            "mtask.worker.worker",
+            "mtask.kernel.worker.process.worker",
             "prometheus_client",
         },
     ),
     "mtask-worker": (
-        f"import mtask.cli.serving\n{_MODULES}",
+        f"import mtask.cli.workers.serving\n{_MODULES}",
         {
             "apscheduler",
             "ctypes",
             "http.client",
             "mtask.features.callbacks.sending",
-            "mtask.worker.executors.pool",
-            "mtask.worker.logkeeping.keeper",
+            "mtask.features.isolation.pool",
+            "mtask.features.logs.worker",
             "mtask.client.aio",
-            "mtask.client.diagnosis.doctor",
+            "mtask.doctor.checks",
             "mtask.client.sync",
             "mtask.web",
             "prometheus_client",
@@ -138,7 +138,7 @@ def test_type_checkers_and_users_find_the_same_public_names(package: ModuleType)
 
 
 def test_packages_are_reached_without_an_import_of_their_own() -> None:
-    code = "import mtask; mtask.errors.InvalidInput, mtask.client.Client, mtask.model.documents"
+    code = "import mtask; mtask.errors.InvalidInput, mtask.client.Client, mtask.kernel.document.task"
     subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
 
 

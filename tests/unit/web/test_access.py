@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from mtask.errors import InvalidKey
-from mtask.store.streams.events import EventKind, TaskEvent
+from mtask.features.events.task_events import EventKind, TaskEvent
 from mtask.web.access import Caller, Role
 
 ACME = Caller("acme", Role.OPERATE, "acme")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from mtask.client.reading.partial import check_fields
 from mtask.errors import InvalidInput
-from mtask.model.options import OPTION_NAMES, build_option
+from mtask.features.bulk.bodies import BulkBody
+from mtask.features.schedules.rest import PutSchedule
+from mtask.kernel.document.options import OPTION_NAMES, build_option
+from mtask.search.partial import check_fields
 from mtask.web import schemas
-from mtask.web.models.bulk import BulkBody
 from mtask.web.models.operating import LimitBody
-from mtask.web.models.schedules import PutSchedule
 
 
 @pytest.mark.parametrize(

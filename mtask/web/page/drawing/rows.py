@@ -12,8 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mtask.client.operating.actions import Action
-from mtask.client.reading.flows import FlowRow
+from mtask.features.audit_log.client import Action
+from mtask.features.flows.views import FlowRow
 from mtask.web.page.reads import Queue, State
 from mtask.web.page.rendering import NOTHING, age, badge, brief, number, shown, task_link, url
 

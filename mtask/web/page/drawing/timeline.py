@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mtask.model import rules
-from mtask.model.documents import Run, Task
-from mtask.model.status import RunStatus
+from mtask.kernel.document import rules
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import Run, Task
 
 WIDTH = 1000.0
 #: The most runs that a timeline shows, the newest ones, and the narrowest bar.

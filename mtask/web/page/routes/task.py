@@ -6,12 +6,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from mtask.client.diagnosis.explain import Inspected
+from mtask.doctor.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
-from mtask.model.documents import Run, Task
-from mtask.model.options import TaskOption
-from mtask.model.publishing.identity import task_id_of
-from mtask.model.run_logs import RunLog
+from mtask.features.logs.rules import RunLog
+from mtask.kernel.document.identity import task_id_of
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.task import Run, Task
 from mtask.web import views as answers
 from mtask.web.access import Role
 from mtask.web.page.drawing.timeline import WIDTH, timeline

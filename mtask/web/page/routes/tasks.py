@@ -11,13 +11,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from mtask.client.reading.partial import TaskFields
 from mtask.errors import InvalidInput
-from mtask.model.listing import Order, order_of
-from mtask.model.publishing.identity import check_name, task_id_of
-from mtask.model.publishing.tenants import check_tenant
-from mtask.model.status import TaskStatus
-from mtask.store.driver.extended_json import parse_strict
+from mtask.kernel.document.identity import check_name, task_id_of
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.tenants import check_tenant
+from mtask.kernel.driver.extended_json import parse_strict
+from mtask.search.order import Order, order_of
+from mtask.search.partial import TaskFields
 from mtask.web.access import Caller
 from mtask.web.page.drawing.rows import task_rows
 from mtask.web.page.forms import Form

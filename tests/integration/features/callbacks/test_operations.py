@@ -11,18 +11,20 @@ import pytest
 from pymongo.errors import WriteError
 
 from mtask import Client, Flow, RunStatus, TaskSpec
-from mtask.client.operating import purging
 from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
 from mtask.features.callbacks import operations as callbacks
-from mtask.model.parts import MAX_OWED
-from mtask.model.status import TaskStatus
+from mtask.features.controls import purging
+from mtask.features.flows import retention as flow_retention
+from mtask.features.flows import settle as settling
+from mtask.kernel.document.parts import MAX_OWED
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.operation import Call, Operation
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import change as queries
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import retention
+from mtask.kernel.statements.finish import Outcome
 from mtask.parts import relays
-from mtask.store.driver.operation import Call, Operation
-from mtask.store.driver.stores import SyncStore
-from mtask.store.flows import retention as flow_retention
-from mtask.store.flows import settling
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks import claims, queries, retention
 from tests.clients import claim
 from tests.explaining import examined_by
 

@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 from mtask import App, Client, Context, Fail, Flow
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.worker import Worker
 from mtask.web.settings import WebSettings
-from mtask.worker.options import WorkerOptions
-from mtask.worker.worker import Worker
 from tests.integration.web.serving import Serving, serving
 from tests.mongo import PATIENCE
 

@@ -16,7 +16,7 @@ from mtask.features.callbacks.rules import (
     is_told,
     webhook_id,
 )
-from mtask.model.parts import MAX_URL, OwedCallback
+from mtask.kernel.document.parts import MAX_URL, OwedCallback
 
 URL = "https://hooks.example.com/a?b=c"
 CREATED = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)

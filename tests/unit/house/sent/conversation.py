@@ -14,7 +14,7 @@ from bson.int64 import Int64
 from pymongo import IndexModel, UpdateOne
 
 from mtask.errors import MtaskError
-from mtask.store.driver.operation import Call, Operation
+from mtask.kernel.driver.operation import Call, Operation
 
 #: The server's time in all replies.
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

@@ -10,23 +10,16 @@ from typing import Any
 from bson import Timestamp
 
 from mtask.errors import OperationFailed
-from mtask.model.publishing.flows import Verdict
-from mtask.store.flows import (
-    changing,
-    children,
-    deciding,
-    faults,
-    finding,
-    looking,
-    operating,
-    publishing,
-    reading,
-    retention,
-    room,
-    settling,
-)
-from mtask.store.flows.publishing import NewFlow, NewStep
-from mtask.store.statements import flows, outbox, owing
+from mtask.features.flows import change as operating
+from mtask.features.flows import children, deciding, faults, finding, looking, owing, retention, room
+from mtask.features.flows import publish as publishing
+from mtask.features.flows import read as reading
+from mtask.features.flows import settle as settling
+from mtask.features.flows import statements as flows
+from mtask.features.flows import steps as changing
+from mtask.features.flows.publish import NewFlow, NewStep
+from mtask.features.flows.rules import Verdict
+from mtask.kernel.statements import outbox
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
     CHILD,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from mtask.doctor import operations as diagnosis
 from mtask.errors import AccessDenied
-from mtask.model.listing import Order, Place
-from mtask.model.metrics.tally import Tally
-from mtask.store import diagnosis
-from mtask.store.lists import by_queue, counting, listing
-from mtask.store.lists.asked import Asked
-from mtask.store.metrics import counts, fleet, tallies
+from mtask.features.metrics import fleet
+from mtask.features.metrics import operations as tallies
+from mtask.features.metrics import task_counts as counts
+from mtask.kernel.worker.process.tally import Tally
+from mtask.search import by_queue
+from mtask.search import counts as counting
+from mtask.search import lists as listing
+from mtask.search.asked import Asked
+from mtask.search.order import Order, Place
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import LATER, Document, stored
 

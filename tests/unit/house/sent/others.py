@@ -5,25 +5,33 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from mtask.database import roles, schema, setup
 from mtask.errors import DuplicateKey, OperationFailed
-from mtask.model.actions import Actor
-from mtask.model.bulk import Plan, signed
-from mtask.model.controls import Limit
-from mtask.model.status import WorkerStatus
+from mtask.features.audit_log import operations as actions
+from mtask.features.audit_log.rules import Actor
+from mtask.features.bulk import operations as bulk
+from mtask.features.bulk.rules import Plan, signed
+from mtask.features.controls import operations as controls
+from mtask.features.controls.rules import Limit
+from mtask.features.events import readers
+from mtask.features.events.readers import Detail, Opening
+from mtask.features.flows import faults
+from mtask.features.limits import operations as permits
+from mtask.features.limits import usage as pools
+from mtask.features.limits.operations import HeldPermit, PermitPool, PermitRequest, Wanted
+from mtask.features.logs import operations as run_logs
+from mtask.features.logs.operations import RunLines
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.driver import indexes
+from mtask.kernel.driver.operation import owned
+from mtask.kernel.operations import change as queries
+from mtask.kernel.operations import publish as publishing
+from mtask.kernel.operations import stream_filter as concerns
+from mtask.kernel.operations import workers
+from mtask.kernel.operations.publish import Policy
 from mtask.parts.relays import RELAYS
-from mtask.store import actions, bulk, run_logs, workers
-from mtask.store.driver.operation import owned
-from mtask.store.flows import faults
-from mtask.store.layout import indexes, roles, schema, setup
-from mtask.store.lists import listing
-from mtask.store.lists.asked import Asked
-from mtask.store.queues import controls, permits, pools
-from mtask.store.queues.permits import HeldPermit, PermitPool, PermitRequest, Wanted
-from mtask.store.run_logs import RunLines
-from mtask.store.streams import concerns, readers
-from mtask.store.streams.readers import Detail, Opening
-from mtask.store.tasks import publishing, queries
-from mtask.store.tasks.publishing import Policy
+from mtask.search import lists as listing
+from mtask.search.asked import Asked
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import FULL, LATER, RUN, TWO, Document, stored
 

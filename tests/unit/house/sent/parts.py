@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from mtask.model.options import TaskOption
-from mtask.model.status import RunStatus
-from mtask.store.statements.gathering import SentCall
-from mtask.store.statements.outbox import OwedTask
-from mtask.store.statements.outcome import Outcome
-from mtask.store.tasks.publishing import NewTask
+from mtask.features.gathering.statements import SentCall
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.operations.publish import NewTask
+from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.outbox import OwedTask
 from tests.unit.house.sent.conversation import NOW
 
 Document = dict[str, Any]

@@ -8,15 +8,18 @@ from typing import get_args
 from mtask.errors import DuplicateKey
 from mtask.features.callbacks import operations as callbacks
 from mtask.features.callbacks import statements as owed
-from mtask.model.parts import OwedCallback
-from mtask.model.scheduling.schedules import Pending, Plan, Schedule
-from mtask.model.status import TaskStatus
-from mtask.store import gathering, schedules, workers
-from mtask.store.schedules import Firing, PageEnd
-from mtask.store.statements import gathering as gathered
-from mtask.store.statements import requests, rounds
-from mtask.store.tasks import publishing
-from mtask.store.tasks.publishing import GatherPolicy, IfExists, Policy
+from mtask.features.gathering import publish as gathering
+from mtask.features.gathering import statements as gathered
+from mtask.features.schedules import operations as schedules
+from mtask.features.schedules.operations import Firing, PageEnd
+from mtask.features.schedules.rules import Pending, Plan, Schedule
+from mtask.kernel.document.parts import OwedCallback
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.operations import publish as publishing
+from mtask.kernel.operations import workers
+from mtask.kernel.operations.publish import GatherPolicy, IfExists, Policy
+from mtask.kernel.statements import publish as requests
+from mtask.kernel.statements import rounds
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
     DELAYED,

@@ -5,25 +5,21 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
+from mtask.doctor import ahead as positions
+from mtask.doctor.ahead import Standing
 from mtask.errors import DocumentTooLarge
-from mtask.model.options import TaskOption
-from mtask.model.status import TaskStatus
-from mtask.store.statements import derive, filters, pipelines, requests, short, views
-from mtask.store.statements.requests import NewParams
-from mtask.store.tasks import (
-    claims,
-    finding,
-    lapses,
-    names,
-    positions,
-    queries,
-    retention,
-    returning,
-    sessions,
-    transactions,
-    workbench,
-)
-from mtask.store.tasks.positions import Standing
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.operations import change as queries
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import find_due as finding
+from mtask.kernel.operations import lapses, retention, returning, sessions, transactions
+from mtask.kernel.statements import claim as pipelines
+from mtask.kernel.statements import derive, filters, short, views
+from mtask.kernel.statements import publish as requests
+from mtask.kernel.statements.publish import NewParams
+from mtask.search import names
+from mtask.testing import workbench
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
     FAILURES,

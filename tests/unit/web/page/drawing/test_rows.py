@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from markupsafe import Markup
 
-from mtask.client.operating.actions import Action
-from mtask.client.reading.flows import FlowRow
+from mtask.features.audit_log.client import Action
+from mtask.features.flows.views import FlowRow
 from mtask.web.page import rendering
 from mtask.web.page.drawing.rows import action_rows, bar, flow_rows, queue_rows, task_rows
 from mtask.web.page.reads import Queue, State

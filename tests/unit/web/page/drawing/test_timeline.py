@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mtask.model.documents import Task
+from mtask.kernel.document.task import Task
 from mtask.web.page.drawing.timeline import MOST_RUNS, WIDTH, timeline
 
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)

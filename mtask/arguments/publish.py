@@ -1,0 +1,313 @@
+"""Checks the tasks that a caller publishes, and puts them into the form that the store takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, TypeAlias, Unpack
+
+from mtask.errors import (
+    MAX_DELAY,
+    DocumentTooLarge,
+    InvalidInput,
+    InvalidParams,
+    MtaskError,
+    NotStorable,
+    shown,
+)
+from mtask.features.callbacks.rules import DELIVERY, CallbackRef, stored_callback
+from mtask.features.gathering import client as gathering
+from mtask.features.gathering.client import GatherArguments, Naming, as_argument
+from mtask.kernel.document.handlers import Handler, handler_of
+from mtask.kernel.document.identity import check_name, check_text, fresh_key, task_id_of
+from mtask.kernel.document.lookup import Lookup, entries_of, values_by_name
+from mtask.kernel.document.options import DEFAULT_OPTION, OPTION_NAMES, TaskOptions, build_option
+from mtask.kernel.document.task import DEFAULT_QUEUE
+from mtask.kernel.document.tenants import check_tenant, stored_key
+from mtask.kernel.document.tracing import Trace
+from mtask.kernel.document.values import storable
+from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
+from mtask.kernel.operations.publish import IfExists, NewTask, Policy
+
+#: The name of a task, or the registered handler of that name.
+TaskRef: TypeAlias = str | Callable[..., Any] | Handler
+#: The default options, encoded once, because most tasks have them.
+_DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
+_KEEP = Policy()
+_REJECT = 'if_exists="reject"'
+
+
+#: The span for which this asyncio task, or this thread, publishes tasks.
+_TRACE: ContextVar[Trace | None] = ContextVar("mtask_trace", default=None)
+
+
+@contextmanager
+def traced_by(trace: Trace | None) -> Iterator[None]:
+    """Let the tasks that the block publishes belong to this span. The web server passes on its callers' spans so."""
+    token = _TRACE.set(trace)
+    try:
+        yield
+    finally:
+        _TRACE.reset(token)
+
+
+def current_trace() -> Trace | None:
+    """Return the span that `traced_by` gives."""
+    return _TRACE.get()
+
+
+class TaskSpec:
+    """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
+
+    __slots__ = (
+        "callback",
+        "delay",
+        "key",
+        "lookup",
+        "options",
+        "params",
+        "queue",
+        "start_time",
+        "task",
+        "tenant",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        task: TaskRef,
+        params: Any = None,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        start_time: datetime | None = None,
+        delay: timedelta | float | None = None,
+        lookup: Lookup | None = None,
+        callback: CallbackRef | None = None,
+        tenant: str | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        self.task = task
+        self.params = params
+        self.key = key
+        self.queue = queue
+        self.start_time = start_time
+        self.delay = delay
+        self.lookup = lookup
+        self.callback = callback
+        self.tenant = tenant
+        self.options = options
+        #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
+        self.trace: Mapping[str, str] | None = None
+
+    def __repr__(self) -> str:
+        of = "" if self.tenant is None else f", tenant={self.tenant!r}"
+        return f"TaskSpec({self.task!r}, key={self.key!r}{of})"
+
+    def prepare(self, policy: Policy = _KEEP, named: Naming = as_argument, tenant: str | None = None) -> NewTask:
+        """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`.
+
+        `tenant` is the tenant of a spec that names none.
+        """
+        handler = handler_of(self.task)
+        name = handler.name if handler else check_name(self.task)
+        _check_ours(name)
+        params = _checked_params(name, self.params)
+        collects = policy.gather is not None and policy.gather.kind == "calls"
+        if collects:
+            gathering.check_size(name, params)
+        if handler and self.options:
+            _check_no_params(handler, self.options)
+        if handler:
+            handler.bind({"calls": [params]} if collects else params)
+        given_tenant = self.tenant if self.tenant is not None else tenant
+        tenant = None if given_tenant is None else check_tenant(given_tenant)
+        key = stored_key(tenant, self.key if self.key is not None else fresh_key(datetime.now(UTC)))
+        default_queue = handler.queue if handler else DEFAULT_QUEUE
+        option = build_option(handler.options if handler else {}, dict(self.options))
+        gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
+        return NewTask(
+            task_id=task_id_of(name, key),
+            name=name,
+            key=key,
+            queue=check_text("queue", self.queue) if self.queue is not None else default_queue,
+            params=params,
+            task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
+            start=_start(self.start_time, self.delay, named),
+            lookup=_lookup(None if collects else handler, params, self.lookup),
+            trace=self.trace or current_trace(),
+            callback=stored_callback(self.callback, tenant),
+            tenant=tenant,
+        )
+
+
+def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[dict[str, Any]] | None:
+    """Return the lookups in their stored form: those that the handler takes from the params, and those given."""
+    taken = handler.lookup_in(params) if handler else {}
+    if not taken and given is None:
+        return None
+    if given is not None:
+        values_by_name(given, is_scalar)  # a mapping, as the next line needs one
+    return entries_of(values_by_name({**taken, **(given or {})}, is_scalar))
+
+
+def prepare_many(specs: Iterable[TaskSpec], policy: Policy = _KEEP, tenant: str | None = None) -> list[NewTask]:
+    """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task.
+
+    `tenant` is the tenant of the specs that name none.
+    """
+    prepared = []
+    for index, spec in enumerate(specs):
+        if not isinstance(spec, TaskSpec):
+            raise InvalidInput(f"task {index} is {type(spec).__name__}, not a TaskSpec", field=str(index))
+        try:
+            prepared.append(spec.prepare(policy, tenant=tenant))
+        except MtaskError as error:
+            error.add_note(f"in task {index} of publish_many; nothing was published")
+            raise
+    return prepared
+
+
+def policy(
+    if_exists: IfExists,
+    *,
+    clean_failed: bool,
+    clean_success: bool,
+    not_update_running: bool,
+    named: Naming = as_argument,
+    **gathers: Unpack[GatherArguments],
+) -> Policy:
+    """Check the arguments about tasks that exist already; return them as a Policy. Messages name them by `named`."""
+    cleans = f"{named('clean_failed')} and {named('clean_success')}"
+    if if_exists not in ("keep", "update", "reject"):
+        message = f'{named("if_exists")} is "keep", "update" or "reject", not {shown(if_exists)}'
+        raise InvalidInput(message, field="if_exists")
+    if if_exists == "reject" and (clean_failed or clean_success):
+        message = f"{named(_REJECT)} leaves an existing task alone: drop {cleans}."
+        raise InvalidInput(message, field="if_exists")
+    gather, window = gathering.prepare(**gathers, named=named)
+    if (gather or window) and (if_exists != "keep" or clean_failed or clean_success or not_update_running):
+        raise InvalidInput(
+            f"{named('debounce')}, {named('collect')}, {named('if_running')} and {named('window')} decide about an "
+            f"existing task themselves: drop {named('if_exists')}, {named('clean_failed')}, {named('clean_success')} "
+            f"and {named('not_update_running')}.",
+            field="if_exists",
+        )
+    return Policy(if_exists, clean_failed, clean_success, not_update_running, gather, window)
+
+
+def _start(start_time: datetime | None, delay: timedelta | float | None, named: Naming) -> datetime | timedelta | None:
+    if start_time is not None and delay is not None:
+        raise InvalidInput(f"give {named('start_time')} or {named('delay')}, not both.", field="delay")
+    if start_time is not None:
+        if not isinstance(start_time, datetime):
+            raise InvalidInput(f"start_time is a datetime, not {type(start_time).__name__}.", field="start_time")
+        if start_time.utcoffset() is None:
+            raise InvalidInput(
+                "start_time has no time zone: give an aware datetime, such as datetime.now(UTC) + ...",
+                field="start_time",
+            )
+        try:
+            return start_time.astimezone(UTC)
+        except OverflowError:
+            raise InvalidInput(
+                f"start_time {start_time} lies, in UTC, outside of the years 1 to 9999.", field="start_time"
+            ) from None
+    if delay is None:
+        return None
+    if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
+        raise InvalidInput(f"delay is a timedelta or seconds, not {type(delay).__name__}.", field="delay")
+    try:
+        wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+    except (OverflowError, ValueError):
+        raise InvalidInput(f"delay {shown(delay)} is no length of time.", field="delay") from None
+    if not timedelta(0) <= wait <= MAX_DELAY:
+        message = f"{named('delay')} {wait.total_seconds():g} s lies outside of 0 to 10 years."
+        raise InvalidInput(message, field="delay")
+    return wait
+
+
+class Unchanged(Enum):
+    """The params of a task that stay as they are. None is a value that params can have."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+
+def checked_params(task: TaskRef, params: Any) -> Any:
+    """Return the params of a task as they are stored; raise InvalidParams. The handler checks them if it is at hand."""
+    handler = handler_of(task)
+    name = handler.name if handler else check_name(task)
+    _check_ours(name)
+    checked = _checked_params(name, params)
+    if handler:
+        handler.bind(checked)
+    return checked
+
+
+def _check_ours(name: str) -> None:
+    """Raise InvalidInput if the params of these tasks are mtask's own: workers sign what they hold."""
+    if name == DELIVERY:
+        raise InvalidInput(f"{DELIVERY} is a task of mtask's own: publish a task with a callback.", field="name")
+
+
+def _check_no_params(handler: Handler, options: Mapping[str, Any]) -> None:
+    """Raise InvalidParams if an argument of the handler is given where options are: publish(send, to="ann")."""
+    for option in options:
+        if option in OPTION_NAMES:
+            continue
+        place = handler.place_of(option)
+        if option in handler.fields.values():
+            what, example = "an argument of the handler", f"{{{option!r}: ...}}"
+        elif place is not None:
+            what, example = f"a field of the handler's argument {place!r}", f"{{{place!r}: {{{option!r}: ...}}}}"
+        else:
+            continue
+        reason = f"{option!r} is {what}, and no option: give all arguments as one mapping, "
+        raise InvalidParams(handler.name, f"{reason}publish({handler.name}, {example})")
+
+
+def _checked_params(name: str, params: Any) -> Any:
+    try:
+        value = storable(params)
+    except RecursionError:
+        raise InvalidParams(name, "they are nested too deeply, or hold themselves") from None
+    try:
+        stored_size(value)
+    except NotStorable as error:
+        path, reason = _path_of_unstorable(value, error)
+        raise InvalidParams(name, f"{path} cannot be stored as BSON: {reason}") from error
+    except DocumentTooLarge as error:
+        raise explain_unstorable(error, name) from error
+    return value
+
+
+def _path_of_unstorable(value: Any, error: NotStorable) -> tuple[str, str]:
+    """Find the part of the params that BSON cannot hold. Return its path and the reason."""
+    path: list[str] = []
+    while True:
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for name, item in entries:
+            try:
+                stored_size(item)
+            except DocumentTooLarge:
+                continue
+            except NotStorable as inner:
+                path.append(name if isinstance(name, str) and name.isidentifier() else shown(name, 40))
+                value, error = item, inner
+                break
+        else:
+            return ".".join(path[:20]) or "they", error.reason
+
+
+def explain_unstorable(error: NotStorable | DocumentTooLarge, name: str) -> InvalidParams:
+    """Return the error for params that a document cannot hold."""
+    if isinstance(error, DocumentTooLarge):
+        limit = MAX_VALUE_BYTES // 2**20
+        return InvalidParams(name, f"they exceed {limit} MB: store them elsewhere and pass a reference")
+    return InvalidParams(name, f"they cannot be stored as BSON: {error.reason}")

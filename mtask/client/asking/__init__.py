@@ -1,1 +1,0 @@
-"""Checks the requests of a caller before anything is sent to the server."""

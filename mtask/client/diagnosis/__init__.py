@@ -1,1 +1,0 @@
-"""Diagnosis: finds problems and their remedies, and explains why a task waits."""

@@ -1,1 +1,0 @@
-"""Exposing metrics to Prometheus. Only this package imports prometheus-client, the extra `metrics`."""

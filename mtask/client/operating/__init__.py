@@ -1,1 +1,0 @@
-"""The requests of operators: controls, schedules and purges."""

@@ -1,1 +1,0 @@
-"""The results of clients: tasks, workers and statistics, and the iterators over events."""

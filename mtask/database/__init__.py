@@ -1,0 +1,1 @@
+"""The layout of the database: validators, setup and roles."""

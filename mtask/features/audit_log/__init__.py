@@ -1,0 +1,1 @@
+"""The action log: who changed what, and what came of it."""

@@ -1,0 +1,112 @@
+"""The routes of bulk changes: plan and count, run, and look how far they have come."""
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import Query, Request, Response
+
+from mtask.client import AsyncClient
+from mtask.errors import BulkNotFound
+from mtask.features.bulk.bodies import MAX_PLAN, BulkBody, BulkList, BulkPlanned, BulkState
+from mtask.features.bulk.client import Bulk
+from mtask.features.bulk.rules import ACTIONS, Action
+from mtask.kernel.driver.extended_json import extended_exactly
+from mtask.web import views
+from mtask.web.access import Caller, Role
+from mtask.web.bodies import about
+from mtask.web.paths import Segment
+from mtask.web.problems import InvalidRequest
+from mtask.web.routes.common import TheCaller, TheClient, router
+
+routes = router("bulk")
+
+
+def _route(action: Action) -> None:
+    """Register the route of one action. In a path, `{action}` would be the same address as `{bulk_id}`."""
+
+    @routes.post(
+        f"/v1/bulk/{action}",
+        response_model=BulkPlanned,
+        responses={
+            202: {"model": BulkState, "description": "The bulk change has begun: Location tells how far it is."}
+        },
+        summary=f"{action.capitalize()} many",
+        openapi_extra=about(Role.OPERATE),
+    )
+    async def change(request: Request, body: BulkBody, client: TheClient, caller: TheCaller) -> Any:
+        """Cancel, retry or remove many tasks. With `dry_run`, count them and return a plan; with a `plan`, do it.
+
+        A plan can be run for ten minutes. It takes tasks that ended, or were created, before it was made; so what fails
+        again is not retried again. A plan that is sent twice is carried out once.
+        """
+        return await _change(request, action, body, client, caller)
+
+
+for _action in ACTIONS:
+    _route(_action)
+
+
+async def _change(request: Request, action: Action, body: BulkBody, client: AsyncClient, caller: Caller) -> Response:
+    within = caller.stored_prefix(None)
+    if body.plan is None:
+        if not body.dry_run or body.filter is None:
+            raise InvalidRequest("Send a filter with dry_run: true first, then the plan that this returns.")
+        criteria = body.filter.model_dump(exclude_unset=True)
+        if caller.tenant is not None and criteria.get("key"):
+            criteria["key"] = [caller.stored_key(one) for one in criteria["key"]]
+        planned = await client.plan_bulk(action, **criteria, within=within)
+        if len(planned.plan) > MAX_PLAN:
+            raise InvalidRequest("The filter is too long for a plan: name fewer names, keys, queues or workers.")
+        return views.answer(
+            {
+                "action": planned.action,
+                "count": planned.count.count,
+                "is_more": planned.count.is_more,
+                "plan": planned.plan,
+                "cutoff": views.plain(planned.cutoff),
+                "expires": views.plain(planned.expires),
+            }
+        )
+    if body.dry_run or body.filter is not None:
+        raise InvalidRequest("Send a filter with dry_run: true, or a plan, and not both.")
+    begun = await client.begin_bulk(body.plan, within=within, action=action)
+    request.app.state.bulks.carry(begun.bulk_id)
+    return views.answer(_bulk(begun, caller), 202, {"Location": f"/v1/bulk/{quote(begun.bulk_id, safe='')}"})
+
+
+@routes.get("/v1/bulk", response_model=BulkList, openapi_extra=about())
+async def find(client: TheClient, caller: TheCaller, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Any:
+    """List the newest bulk changes. They are kept for seven days."""
+    found = await client.bulks(limit=limit, within=caller.stored_prefix(None))
+    return views.answer({"bulks": [_bulk(one, caller) for one in found]})
+
+
+@routes.get("/v1/bulk/{bulk_id}", response_model=BulkState, openapi_extra=about())
+async def get(bulk_id: Segment, client: TheClient, caller: TheCaller) -> Any:
+    """Return a bulk change and how far it has come."""
+    found = await client.bulk(bulk_id)
+    if caller.tenant is not None and found.within != caller.stored_prefix(None):
+        raise BulkNotFound(bulk_id)
+    return views.answer(_bulk(found, caller))
+
+
+def _bulk(found: Bulk, caller: Caller) -> dict[str, Any]:
+    criteria = {name: extended_exactly(value) for name, value in found.criteria.items()}
+    if found.within is not None and "key_prefix" in criteria:
+        shown = criteria.pop("key_prefix").removeprefix(found.within) if caller.tenant is not None else None
+        criteria |= {"key_prefix": shown} if shown else {}
+    if caller.tenant is not None:
+        criteria.pop("tenant", None)
+    if caller.tenant is not None and "key" in criteria:
+        criteria["key"] = [caller.shown_key(one) for one in criteria["key"]]
+    return {
+        "bulk_id": found.bulk_id,
+        "action": found.action,
+        "filter": criteria,
+        "done_cnt": found.done_cnt,
+        "left_cnt": found.left_cnt,
+        "is_over": found.is_over,
+        "cutoff": views.plain(found.cutoff),
+        "begin_time": views.plain(found.begin_time),
+        "end_time": views.plain(found.end_time),
+    }

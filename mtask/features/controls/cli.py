@@ -1,0 +1,207 @@
+"""`mtask pause`, `resume`, `limit`, `fair`, `keep` and `controls`: the controls of a queue, a task name or a tenant."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from mtask.cli import values
+from mtask.cli.context import Cli
+from mtask.cli.options import command
+from mtask.cli.output import Column, clean, listing, relative
+from mtask.errors import InvalidInput
+from mtask.features.controls.rules import Control
+
+PANEL = "Workers"
+_FAIR = "tenants take turns"
+_Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="A queue.", show_default=False)]
+_Name = Annotated[str | None, typer.Option("--name", "-n", metavar="NAME", help="A task name.", show_default=False)]
+_Timeout = Annotated[
+    str,
+    typer.Option(
+        "--timeout", "-t", metavar="DURATION", help="Wait this long for every worker to confirm; else exit code 6."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "pause", panel=PANEL)(pause)
+    command(app, "resume", panel=PANEL)(resume)
+    command(app, "limit", panel=PANEL)(limit)
+    command(app, "fair", panel=PANEL)(fair)
+    command(app, "keep", panel=PANEL)(keep)
+    command(app, "controls", panel=PANEL)(controls)
+
+
+def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
+    """Stop workers from claiming the tasks of a queue, a task name, or a --tenant. Current runs continue.
+
+    The command returns once every live worker has confirmed. The pause lasts until `mtask resume`.
+    """
+    limit = values.duration(timeout, "timeout")
+    _report(cli, cli.client().pause(queue=queue, name=name, tenant=cli.flags.tenant, timeout=limit))
+
+
+def resume(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
+    """Let workers claim the tasks of a paused queue, task name or --tenant again."""
+    limit = values.duration(timeout, "timeout")
+    _report(cli, cli.client().resume(queue=queue, name=name, tenant=cli.flags.tenant, timeout=limit))
+
+
+def limit(
+    cli: Cli,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="A queue. Else give --tenant.", show_default=False)
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="NUMBER", help="Runs at once.")] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="STARTS/WINDOW", help="Starts in any window of this length: 100/1s, 5/s."),
+    ] = None,
+    key_concurrency: Annotated[
+        int | None, typer.Option("--key-concurrency", metavar="NUMBER", help="Runs at once for each limit_key.")
+    ] = None,
+    key_rate: Annotated[
+        str | None, typer.Option("--key-rate", metavar="STARTS/WINDOW", help="Starts in any window for each limit_key.")
+    ] = None,
+    tenant_concurrency: Annotated[
+        int | None, typer.Option("--tenant-concurrency", metavar="NUMBER", help="Runs at once for each tenant.")
+    ] = None,
+    tenant_rate: Annotated[
+        str | None,
+        typer.Option("--tenant-rate", metavar="STARTS/WINDOW", help="Starts in any window for each tenant."),
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Remove all limits of the queue, or of the tenant.")] = False,
+    timeout: _Timeout = "60s",
+) -> None:
+    """Limit the runs of a queue's tasks, or of a --tenant's tasks in all queues, counted over all workers.
+
+    The command replaces all limits of the queue or the tenant: a limit that is not given is removed. It returns once
+    every live worker has confirmed.
+    """
+    given = (concurrency, rate, key_concurrency, key_rate, tenant_concurrency, tenant_rate)
+    if none == any(value is not None for value in given):
+        raise InvalidInput("give at least one limit, or --none, and not both.", field="rate")
+    control = cli.client().limit(
+        queue,
+        concurrency=concurrency,
+        rate=_rate(rate, "rate"),
+        key_concurrency=key_concurrency,
+        key_rate=_rate(key_rate, "key_rate"),
+        tenant_concurrency=tenant_concurrency,
+        tenant_rate=_rate(tenant_rate, "tenant_rate"),
+        tenant=cli.flags.tenant,
+        timeout=values.duration(timeout, "timeout"),
+    )
+    cli.answer(
+        control.model_dump(by_alias=True), f"{control.kind} {clean(control.target)}  {_limits(control) or 'no limits'}"
+    )
+
+
+def fair(
+    cli: Cli,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue.", show_default=False)],
+    turns: Annotated[str, typer.Argument(metavar="on|off", help="Whether its tenants take turns.", show_default=False)],
+    timeout: _Timeout = "60s",
+) -> None:
+    """Let the tenants of a queue take turns, or let them no longer.
+
+    With fair turns, a tenant with very many waiting tasks starts no more of them than each other tenant that has tasks.
+    Priorities then order the tasks within one tenant. The command returns once every live worker has confirmed.
+    """
+    if turns not in ("on", "off"):
+        raise InvalidInput(f"{turns!r}: say on or off.", field="turns")
+    control = cli.client().set_fair(queue, turns == "on", timeout=values.duration(timeout, "timeout"))
+    told = _FAIR if control.fair else "in the order of priority and age"
+    cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {told}")
+
+
+def keep(
+    cli: Cli,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue.", show_default=False)],
+    success: Annotated[
+        int | None, typer.Option("--success", metavar="NUMBER", help="Number of SUCCESS tasks to keep.")
+    ] = None,
+    fail: Annotated[
+        int | None, typer.Option("--fail", metavar="NUMBER", help="Number of FAIL and CANCELED tasks to keep.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Keep all tasks again.")] = False,
+    timeout: _Timeout = "60s",
+) -> None:
+    """Keep only the newest finished tasks of a queue.
+
+    The command replaces both numbers of the queue. 0 keeps no task. If a number is not given, all tasks with its
+    statuses are kept. The workers that serve the queue remove the other finished tasks. The command returns once every
+    live worker has confirmed.
+    """
+    if everything == (success is not None or fail is not None):
+        raise InvalidInput("give --success or --fail, or --all, and not both.", field="success")
+    limit = values.duration(timeout, "timeout")
+    control = cli.client().keep(queue, success=success, fail=fail, timeout=limit)
+    cli.answer(control.model_dump(by_alias=True), f"queue {clean(control.target)}  {_kept(control) or 'keeps all'}")
+
+
+def _kept(control: Control) -> str:
+    kept = (("SUCCESS", control.keep_success), ("FAIL and CANCELED", control.keep_fail))
+    parts = [f"{count:,} {statuses}" for statuses, count in kept if count is not None]
+    return f"keeps the newest {', '.join(parts)}" if parts else ""
+
+
+def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
+    if text is None:
+        return None
+    starts, slash, window = text.partition("/")
+    window = window.strip()
+    if not slash or not starts.strip().isdecimal() or not window:
+        raise InvalidInput(f"{values.flag_of(field)} {text!r}: use STARTS/WINDOW, such as 100/1s or 5/s.", field=field)
+    # A unit alone means one of it.
+    return int(starts), values.duration(f"1{window}" if window[0].isalpha() else window, field)
+
+
+def _limits(control: Control) -> str:
+    parts = [] if control.limit is None else [str(control.limit)]
+    if control.key_limit is not None:
+        parts.append(f"each key {control.key_limit}")
+    if control.tenant_limit is not None:
+        parts.append(f"each tenant {control.tenant_limit}")
+    return "; ".join(parts)
+
+
+def _report(cli: Cli, control: Control) -> None:
+    word = "paused" if control.paused else "resumed"
+    cli.answer(control.model_dump(by_alias=True), f"{word}  {control.kind} {clean(control.target)}")
+
+
+def controls(cli: Cli) -> None:
+    """List the controls of queues, task names and tenants: pauses, limits, turns and the number of tasks to keep."""
+    client = cli.client(reads_only=True)
+    found = client.controls()
+    if cli.is_json:
+        cli.json([control.model_dump(by_alias=True) for control in found])
+        return
+    if not found:
+        cli.notice("no queue, task name or tenant has a control: nothing is paused or limited, and all tasks are kept")
+        return
+    now = client.server_time()
+    columns = (
+        Column("STATE"),
+        Column("KIND"),
+        Column("TARGET", is_id=True),
+        Column("BOUNDS", wraps=True),
+        Column("SINCE", leaves=1),
+    )
+    rows: list[list[str | Text]] = [
+        [
+            Text("paused", style="yellow") if control.paused else "open",
+            control.kind,
+            control.target,
+            "; ".join(filter(None, (_limits(control), _FAIR if control.fair else "", _kept(control)))) or "-",
+            relative(control.update_time, now),
+        ]
+        for control in found
+    ]
+    cli.say(*listing(columns, rows, cli.out.width))

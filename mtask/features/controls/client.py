@@ -1,0 +1,193 @@
+"""Requests to pause a queue or a task name, to limit the runs of a queue, and to keep only its newest tasks.
+
+The module also finds the workers that have not yet confirmed a control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from mtask.client import requests
+from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, WorkersTooOld, shown
+from mtask.features.audit_log import client as actions
+from mtask.features.audit_log.rules import Intent
+from mtask.features.controls import operations as controls
+from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MENDING, Control, Kind, Limit, check_target
+from mtask.kernel.document.task import describe_validation
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations import retention, workers
+from mtask.kernel.operations.publish import milliseconds
+
+#: A limit of starts: the most starts in any window of time, and the window's length (a timedelta or seconds).
+Rate: TypeAlias = tuple[int, timedelta | float]
+#: The most workers that an error names.
+_EXAMPLES = 5
+
+
+def control_of(document: Mapping[str, Any]) -> Control:
+    """Return the document as a Control; raise SchemaMismatch."""
+    try:
+        return Control.model_validate(document)
+    except ValidationError as error:
+        reason = f"control {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch("controls", reason, f"{MENDING[0].upper()}{MENDING[1:]}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the control of a queue or a task name, and how to wait until every live worker confirms it."""
+
+    kind: Kind
+    target: str
+    fields: Mapping[str, Any]
+    done: str  #: the target's state after the change, in words
+    waiting: requests.WaitPolicy
+    intent: Intent
+    said: str = ""  #: the change in words, for the action log
+
+    def write(self) -> Operation[Control]:
+        """Store the control. From then on, it is in force, and workers are informed of it."""
+        if self.kind == "tenant" or self.fields.get("fair") or self.fields.get("tenant_limit"):
+            old = yield from workers.without_tenants(_EXAMPLES)
+            if old:
+                raise WorkersTooOld(old, what="limits and turns of tenants", is_control=True)
+        if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
+            yield from retention.prepare_keep()
+        return control_of((yield from controls.put(self.kind, self.target, self.fields)))
+
+    def unconfirmed(self, control: Control) -> Operation[list[str]]:
+        """Return the live workers that serve the target and have not confirmed the control."""
+        live = yield from workers.live()
+        return [str(worker["_id"]) for worker in live if self._concerns(worker) and not _confirms(worker, control)]
+
+    def _concerns(self, worker: Mapping[str, Any]) -> bool:
+        if self.kind == "tenant":
+            return True
+        served = worker.get("queues" if self.kind == "queue" else "names")
+        return isinstance(served, list) and self.target in served
+
+    def give_up(self, control: Control, unconfirmed: list[str]) -> ControlUnconfirmed:
+        """Return the error for workers that have not confirmed in time."""
+        return ControlUnconfirmed(control.kind, control.target, self.done, unconfirmed)
+
+
+def _confirms(worker: Mapping[str, Any], control: Control) -> bool:
+    seen = worker.get("controls_seen")
+    return isinstance(seen, list) and any(
+        isinstance(entry, Mapping)
+        and entry.get("_id") == control.id
+        and isinstance(entry.get("revision"), int)
+        and entry["revision"] >= control.revision
+        for entry in seen
+    )
+
+
+def pause(
+    queue: str | None, name: str | None, tenant: str | None, *, paused: bool, timeout: timedelta | float | None
+) -> Change:
+    """Return the checked request to pause or resume; raise InvalidInput."""
+    kind, target = check_target(queue, name, tenant)
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    intent: Intent = "pause" if paused else "resume"
+    return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting, intent)
+
+
+def limit(
+    queue: str | None,
+    concurrency: int | None,
+    rate: Rate | None,
+    key_concurrency: int | None,
+    key_rate: Rate | None,
+    timeout: timedelta | float | None,
+    *,
+    tenant_concurrency: int | None = None,
+    tenant_rate: Rate | None = None,
+    tenant: str | None = None,
+) -> Change:
+    """Return the checked request to limit a queue, each limit_key and tenant of it, or a tenant; raise InvalidInput."""
+    if (queue is None) == (tenant is None):
+        raise InvalidInput("a limit is of a queue or of a tenant: give one of the two.", field="queue")
+    kind, target = check_target(queue, None, tenant)
+    fields = {"limit": _limit("", concurrency, rate)}
+    narrower = {
+        "key_limit": _limit("key_", key_concurrency, key_rate),
+        "tenant_limit": _limit("tenant_", tenant_concurrency, tenant_rate),
+    }
+    if kind == "queue":
+        fields |= narrower
+    elif any(narrower.values()):
+        raise InvalidInput("a tenant has a concurrency and a rate; the other limits are of queues.", field="tenant")
+    done = "limited" if any(fields.values()) else "no longer limited"
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    given = {"concurrency": concurrency, "rate": rate, "key_concurrency": key_concurrency, "key_rate": key_rate}
+    given |= {"tenant_concurrency": tenant_concurrency, "tenant_rate": tenant_rate}
+    return Change(kind, target, fields, done, waiting, "limit", actions.said(given) or "none")
+
+
+def fair(queue: str, *, is_fair: bool, timeout: timedelta | float | None) -> Change:
+    """Return the checked request to let the tenants of a queue take turns, or not; raise InvalidInput."""
+    kind, target = check_target(queue, None)
+    if not isinstance(is_fair, bool):
+        raise InvalidInput(f"fair {shown(is_fair)}: use True or False.", field="fair")
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    done = "fair to its tenants" if is_fair else "no longer fair to its tenants"
+    return Change(kind, target, {"fair": is_fair}, done, waiting, "fair", "on" if is_fair else "off")
+
+
+def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta | float | None) -> Change:
+    """Return the checked request to keep the newest finished tasks of a queue; raise InvalidInput."""
+    kind, target = check_target(queue, None)
+    for field, value in (("success", success), ("fail", fail)):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT
+        if value is not None and not is_count:
+            raise InvalidInput(
+                f"{field} {shown(value)}: use 0 to {MAX_KEPT:,}; a number that is not given keeps all.", field=field
+            )
+    fields = {"keep_success": success, "keep_fail": fail}
+    done = "keeping all" if success is None and fail is None else "keeping only its newest"
+    waiting = requests.wait_policy(f"{kind}:{target}", timeout)
+    detail = actions.said({"success": success, "fail": fail}) or "all"
+    return Change(kind, target, fields, done, waiting, "keep", detail)
+
+
+def known() -> Operation[list[Control]]:
+    """Return the controls, without malformed ones, sorted by id. Use them for explanations, not for decisions."""
+    found = []
+    for document in (yield from controls.every()):
+        with suppress(SchemaMismatch):
+            found.append(control_of(document))
+    return found
+
+
+def _limit(prefix: str, concurrency: int | None, rate: Rate | None) -> dict[str, Any] | None:
+    if concurrency is None and rate is None:
+        return None
+    starts, window_ms = None, None
+    if rate is not None:
+        try:
+            starts, per = rate
+            window_ms = milliseconds(per if isinstance(per, timedelta) else timedelta(seconds=per))
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidInput(
+                f"{prefix}rate {shown(rate)}: give (starts, window), such as (100, timedelta(seconds=1)).",
+                field=f"{prefix}rate",
+            ) from None
+    try:
+        return Limit(concurrency=concurrency, starts=starts, window_ms=window_ms).model_dump()
+    except ValidationError as error:
+        if error.errors()[0]["loc"][:1] == ("concurrency",):
+            field = f"{prefix}concurrency"
+            raise InvalidInput(f"{field} {shown(concurrency)}: use 1 to {MAX_PERMITS:,}.", field=field) from None
+        field = f"{prefix}rate"
+        raise InvalidInput(f"{field}: use 1 to {MAX_PERMITS:,} starts in 100 ms to a day.", field=field) from None
+
+
+def every() -> Operation[list[Control]]:
+    """Return all controls, sorted by id. If a control is malformed, raise SchemaMismatch."""
+    return [control_of(document) for document in (yield from controls.every())]

@@ -1,0 +1,84 @@
+"""Retention: removes finished tasks beyond the number that their queue keeps. Several workers may remove at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from time import monotonic
+
+from mtask.errors import MtaskError
+from mtask.features.controls.worker import Controls
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.operations import retention
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.timing import wake_or_wait
+
+#: The time between two rounds of removals, in seconds. It varies at random by up to a half, so that workers do not
+#: begin together.
+_INTERVAL = 60.0
+_SUCCESS = (TaskStatus.SUCCESS,)
+_FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
+
+
+class Retention:
+    """Removes the oldest finished tasks of a queue, if a control sets how many finished tasks the queue keeps."""
+
+    def __init__(self, store: AsyncStore, controls: Controls) -> None:
+        self._store = store
+        self._controls = controls
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        #: The lock that is held while a batch is removed.
+        self._removing = asyncio.Lock()
+
+    def wake(self) -> None:
+        """Begin a round of removals now. Call this when the number to keep has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End `run` after the batch that is under way."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Remove surplus tasks at intervals, until `stop`."""
+        while not self._is_stopping:
+            self._wake.clear()
+            try:
+                await self._remove_surplus()
+            except MtaskError as error:
+                logger.warning("retention failed, will be done again", extra=fields(reason=told(error)))
+            except Exception:
+                logger.exception("retention failed, and goes on")
+            pause = _INTERVAL * (0.5 + random.random())
+            await wake_or_wait(self._wake, pause if self._controls.keeps else None)
+
+    async def until_landed(self) -> None:
+        """Wait until the current batch is removed. The next batch uses the controls that are then in force."""
+        async with self._removing:
+            pass
+
+    async def _remove_surplus(self) -> None:
+        for queue in list(self._controls.keeps):
+            for statuses in (_SUCCESS, _FAIL):
+                await self._remove(queue, statuses)
+
+    async def _remove(self, queue: str, statuses: tuple[TaskStatus, ...]) -> None:
+        while not self._is_stopping:
+            begun = monotonic()
+            async with self._removing:
+                found = await self._remove_batch(queue, statuses)
+            if found < retention.BATCH:
+                return
+            await asyncio.sleep(monotonic() - begun)  # remove only half of the time: others need the database
+
+    async def _remove_batch(self, queue: str, statuses: tuple[TaskStatus, ...]) -> int:
+        """Remove one batch; return the number of tasks found. The number to keep is read again: it may have changed."""
+        control = self._controls.keeps.get(queue)
+        if control is None or self._controls.is_out_of_touch():
+            return 0
+        keep = control.keep_success if statuses == _SUCCESS else control.keep_fail
+        if keep is None:
+            return 0
+        return await self._store.run(retention.remove_older(queue, statuses, keep, self._controls.validity()))

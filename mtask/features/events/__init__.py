@@ -1,0 +1,1 @@
+"""Events of tasks, and waiting for tasks by a stream of them."""

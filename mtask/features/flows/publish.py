@@ -1,0 +1,183 @@
+"""Publishes flows: all tasks of a flow in one transaction, once for each key of a flow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from mtask.errors import DuplicateKey, FlowConflict, WorkersTooOld
+from mtask.features.encryption import encrypt as sealing
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import OnFailed
+from mtask.kernel.driver.indexes import FLOW_INDEX
+from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.operations import workers
+from mtask.kernel.operations.publish import NewTask, milliseconds
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import publish as requests
+
+Document = dict[str, Any]
+#: Time limit of a statement that reads or inserts all steps of a flow.
+_LONG = timedelta(seconds=60)
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A validated task of a flow, ready to be published."""
+
+    task: NewTask
+    step: str
+    after: Sequence[str]  #: the ids of the dependencies
+    on_failed: OnFailed
+
+
+@dataclass(frozen=True, slots=True)
+class NewFlow:
+    """A validated flow, ready to be published."""
+
+    key: str
+    steps: Sequence[NewStep]
+    fail_fast: bool = False
+
+    @property
+    def head(self) -> NewStep:
+        """The first step that waits for no other."""
+        return next(step for step in self.steps if not step.after)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFlow:
+    """The result of publishing a flow."""
+
+    key: str
+    task_ids: Sequence[str]  #: the ids of the steps, in the order in which they were added
+    created: bool  #: whether this call has published the flow; if it is False, the call has changed nothing
+    #: Whether the flow that exists under this key has other steps or other dependencies.
+    differs: bool = False
+
+
+def publish(flow: NewFlow) -> Operation[PublishedFlow]:
+    """Publish a flow. The caller must run this operation in a transaction.
+
+    Raises FlowConflict or WorkersTooOld.
+    """
+    task_ids = [step.task.task_id for step in flow.steps]
+    # Also what is not of the tenant takes a key or an id. Whoever publishes for no tenant may give any.
+    found = yield tasks("find", {"flow.key": flow.key}, _SHAPE, hint=FLOW_INDEX).within(_LONG).for_everybody()
+    tenant = flow.head.task.tenant
+    if tenant is not None and any(document.get("tenant") != tenant for document in found):
+        raise FlowConflict(flow.key, [], not_of=tenant)
+    if found:
+        return PublishedFlow(flow.key, task_ids, created=False, differs=_shape_of(found) != _shape(flow))
+    old = yield from workers.without_flows(_EXAMPLES)
+    if old:
+        raise WorkersTooOld(old)
+    by_id = tasks("find", {"_id": {"$in": task_ids}}, {"tenant": 1}, limit=_EXAMPLES).within(_LONG)
+    taken = yield by_id.for_everybody()
+    if taken:
+        are_own = tenant is None or all(document.get("tenant") == tenant for document in taken)
+        raise FlowConflict(flow.key, [document["_id"] for document in taken], not_of=None if are_own else tenant)
+    sealed = yield from sealing.seal_tasks([step.task for step in flow.steps])
+    steps = [replace(step, task=task) for step, task in zip(flow.steps, sealed, strict=True)]
+    flow = replace(flow, steps=steps)
+    watches = _Watches.of(flow)
+    now = yield from _insert_head(flow, watches)
+    rest = [_document(flow, step, watches, now) for step in flow.steps if step is not flow.head]
+    if rest:
+        try:
+            yield tasks("insert_many", rest).within(_LONG)
+        except DuplicateKey as error:
+            raise FlowConflict(flow.key, []) from error
+    return PublishedFlow(flow.key, task_ids, created=True)
+
+
+#: The fields by which two shapes of a flow are compared, and whose the flow is.
+_SHAPE = {"tenant": 1, "flow.after": 1, "flow.on_failed": 1, "flow.ancestors": 1}
+_Shape = dict[str, tuple[frozenset[str], str]]
+
+
+def _shape(flow: NewFlow) -> _Shape:
+    return {step.task.task_id: (frozenset(step.after), step.on_failed) for step in flow.steps}
+
+
+def _shape_of(found: Sequence[Document]) -> _Shape:
+    steps = ((document["_id"], document["flow"]) for document in found)
+    # Children are no part of the shape: handlers have added them.
+    return {
+        task_id: (frozenset(step.get("after", ())), str(step.get("on_failed")))
+        for task_id, step in steps
+        if not step.get("ancestors")
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Watches:
+    """Which dependency each step watches at first."""
+
+    of_step: Mapping[str, str]  #: the `_id` of the dependency, by the `_id` of the step
+    watched: frozenset[str]  #: all these dependencies
+
+    @classmethod
+    def of(cls, flow: NewFlow) -> _Watches:
+        # The steps must not all watch the same dependency, so the choice is random.
+        of_step = {step.task.task_id: random.choice(step.after) for step in flow.steps if step.after}
+        return cls(of_step, frozenset(of_step.values()))
+
+
+def _insert_head(flow: NewFlow, watches: _Watches) -> Operation[datetime]:
+    """Insert the first step; return the server's time.
+
+    All other steps get the same create_time. A transaction cannot ask for the server's time in another way.
+    """
+    head = flow.head
+    fixed = {**head.task.fixed(), "flow": _part(flow, head, watches)}
+    pipeline = requests.publish(fixed, head.task.start_expression(), released=x.NOW)
+    update = tasks(
+        "find_one_and_update",
+        {"_id": head.task.task_id},
+        pipeline,
+        {"flow.head": 1, "task_state.create_time": 1},
+        upsert=True,
+        return_document=ReturnDocument.AFTER,
+    )
+    try:
+        made = yield update
+    except DuplicateKey as error:  # a flow of this key, in another shape, has just been published
+        raise FlowConflict(flow.key, []) from error
+    if made.get("flow", {}).get("head") != flow.key:  # an upsert leaves a task alone that exists
+        raise FlowConflict(flow.key, [head.task.task_id])
+    now: datetime = made["task_state"]["create_time"]
+    return now
+
+
+def _part(flow: NewFlow, step: NewStep, watches: _Watches) -> Document:
+    """Return the step's part in its flow, without times."""
+    part: Document = {"key": flow.key, "step": step.step, "after": list(step.after), "on_failed": step.on_failed}
+    if flow.fail_fast:
+        part["fail_fast"] = True
+    if step.task.task_id not in watches.watched:
+        part["unwatched"] = True
+    if step is flow.head:
+        part |= {"head": flow.key, "end_time": None}
+    return part
+
+
+def _document(flow: NewFlow, step: NewStep, watches: _Watches, now: datetime) -> Document:
+    task, part = step.task, _part(flow, step, watches)
+    if not step.after:
+        fixed = {**task.fixed(), "flow": {**part, "release_time": now}}
+        return requests.task_document(fixed, task.start_at(now), now)
+    part["held_by"] = watches.of_step[task.task_id]
+    start = task.start
+    if isinstance(start, timedelta):  # a delay counts from the release
+        part["delay_ms"], start = milliseconds(start), None
+    made = requests.task_document({**task.fixed(), "flow": part}, start, now)
+    made["task_state"]["status"] = TaskStatus.WAITING.value
+    del made["task_state"]["next_preempt_time"]
+    return made

@@ -1,0 +1,253 @@
+"""Settles changes of steps: tells the other tasks of a flow that a task has ended, or that it is open again.
+
+Each change of a step into or out of a final status sets the mark `owed_since` in the same update. To settle the change
+is to do all that other tasks are owed because of it, and then to remove the mark, unless a new change has renewed it.
+So nothing is lost if a process dies at any point: whoever finds the mark settles the change again. Settling twice, or
+at the same time, changes nothing twice, because each statement has a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mtask.features.flows import owing, retention
+from mtask.features.flows import statements as flows
+from mtask.features.flows.deciding import ROUNDS, decide
+from mtask.features.flows.looking import BATCH, newest, part_of, status_of, text_of
+from mtask.features.flows.steps import change
+from mtask.kernel.document.status import FAILED, FINAL, TaskStatus
+from mtask.kernel.document.task import MAX_STEPS
+from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX
+from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.operations.relays import Relay
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import filters
+from mtask.kernel.statements.derive import Pipeline
+from mtask.logs import SureLogger, fields
+
+Document = dict[str, Any]
+_logger = SureLogger("mtask.store")
+_VIEW = {
+    "tenant": 1,
+    "task_state.status": 1,
+    "owed_since": 1,
+    "owed_tasks": 1,
+    "flow.key": 1,
+    "flow.held_by": 1,
+    "flow.fail_fast": 1,
+    "owed_by": x.OWED_VALUES,
+}
+
+
+def settle_all(task_ids: Iterable[str]) -> Operation[None]:
+    """Settle the changes of these tasks, and the changes that follow from them."""
+    waiting = [*dict.fromkeys(task_ids)]
+    for _ in range(2 * MAX_STEPS):
+        if not waiting:
+            break
+        batch, waiting = waiting[:BATCH], waiting[BATCH:]
+        further = yield from settle(batch)
+        waiting = [*dict.fromkeys([*waiting, *further])]
+
+
+RELAY = Relay("owed_since", settle_all, lambda run, goes_on: run.is_step or goes_on)
+
+
+def settle(task_ids: Sequence[str]) -> Operation[list[str]]:
+    """Settle the changes of these tasks; return the tasks whose own changes followed from it."""
+    further: list[str] = []
+    for _ in range(ROUNDS):
+        rows = yield from _read({"_id": {"$in": list(task_ids)}, "owed_since": {"$exists": True}})
+        # A task whose value is still to come has not ended for others. Whoever stores the value settles the task.
+        rows = [row for row in rows if not row.get("owed_by")]
+        if not rows:
+            break
+        owing_rows = [row for row in rows if row.get("owed_tasks")]
+        if owing_rows:
+            further += yield from _publish_owed(owing_rows)
+            continue  # only now have the tasks ended that owed others
+        alone = [row for row in rows if row.get("flow") is None]
+        # A task of no flow only owes its next task, and no other task waits for its end.
+        is_done = yield from _cross_off(alone, flows.cross_off_alone())
+        told = yield from _settle_steps([row for row in rows if row.get("flow") is not None])
+        further += told.further
+        if not told.is_complete:
+            break  # the marks stay, and a later scan goes on
+        if is_done and told.is_crossed_off:
+            break
+    return further
+
+
+def _settle_steps(rows: Sequence[Document]) -> Operation[_Settled]:
+    """Settle the changes of these steps. They owe no tasks any more."""
+    if not rows:
+        return _Settled([])
+    further: list[str] = []
+    reopened = {text_of(row, "key") for row in rows if status_of(row) not in FINAL}
+    yield from retention.revive(sorted(filter(None, reopened)))
+    decided = yield from decide([row["_id"] for row in rows if status_of(row) == TaskStatus.WAITING])
+    further += decided.further
+    further += yield from _reopen_undue(rows)
+    for row in rows:
+        if status_of(row) == TaskStatus.FAIL and part_of(row).get("fail_fast"):
+            further += yield from _fail_fast(row)
+    told = yield from _tell(rows)
+    further += told.further
+    if not told.is_complete:
+        return _Settled(further, is_complete=False, is_crossed_off=False)
+    done = [row for row in rows if status_of(row) != TaskStatus.WAITING or decided.stays(row)]
+    is_crossed_off = yield from _cross_off(done, flows.cross_off())
+    return _Settled(further, is_crossed_off=is_crossed_off and len(done) == len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    further: Sequence[str]  #: the tasks whose own changes followed
+    is_complete: bool = True  #: whether all others have been told
+    is_crossed_off: bool = True  #: whether all marks are removed
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    further: list[str]  #: the tasks that changed so that others must be told
+    is_complete: bool  #: whether there was nothing left to tell in the end
+
+
+def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
+    """Publish the tasks that these tasks owe: children, and next tasks. Return the tasks that ended because of it.
+
+    A task that exists stays as it is. If it is another task than the owed one, this is noted. A failure in a flow that
+    fails fast may have been settled before a task was added to it, so it is settled again. The tasks are taken out
+    last, so nothing is forgotten if this process dies.
+    """
+    owed_tasks = {document["_id"]: document for row in rows for document in row["owed_tasks"]}
+    parents = {"_id": {"$in": [row["_id"] for row in rows]}}
+    documents = list(owed_tasks.values())
+    present = yield tasks("insert_new", documents)
+    yield from _note_strangers([documents[position] for position in present], parents)
+    ended: list[str] = []
+    for key in sorted(filter(None, {text_of(row, "key") for row in rows if part_of(row).get("fail_fast")})):
+        failed = yield tasks("find_one", flows.failed_fast(key), {"tenant": 1, "flow.key": 1}, hint=FLOW_INDEX)
+        if failed is not None:
+            ended += yield from _fail_fast(failed)
+    yield tasks("update_many", parents, owing.take_out(list(owed_tasks)), hint="_id_")
+    return ended
+
+
+def _note_strangers(owed_tasks: Sequence[Document], parents: filters.Filter) -> Operation[None]:
+    """Note in the parents which of these owed tasks are not published, because other tasks have their ids.
+
+    The server gave an owed task its create_time. A task with another one was published by somebody else, unless it is a
+    child of the same parent: two runs of the parent may have owed it.
+    """
+    if not owed_tasks:
+        return
+    owed = {document["_id"]: document for document in owed_tasks}
+    view = {"task_state.create_time": 1, "flow.ancestors": 1, "chain.before": 1}
+    found = yield tasks("find", filters.by_ids(list(owed)), view, hint="_id_")
+    strangers = [row["_id"] for row in found if not _is_same(row, owed[row["_id"]])]
+    if not strangers:
+        return
+    _logger.error("not published: another task has the id", extra=fields(task_ids=strangers))
+    yield tasks("update_many", parents, owing.note_unpublished(strangers), hint="_id_")
+
+
+def _is_same(row: Document, owed_task: Document) -> bool:
+    """Whether the task that exists is the owed one."""
+    if row.get("task_state", {}).get("create_time") == owed_task["task_state"]["create_time"]:
+        return True
+    # One task goes on as another once, so two next tasks with one id are two tasks.
+    is_child = "chain" not in row and "chain" not in owed_task
+    parent = owed_task.get("flow", {}).get("ancestors", [])[-1:]
+    ancestors = part_of(row).get("ancestors")
+    return is_child and parent != [] and isinstance(ancestors, list) and ancestors[-1:] == parent
+
+
+def _reopen_undue(rows: Sequence[Document]) -> Operation[list[str]]:
+    """Open the tasks again whose end was caused by a task that is no longer failed."""
+    caused = [row for row in rows if status_of(row) in FAILED and text_of(row, "held_by") is not None]
+    if not caused:
+        return []
+    culprits = yield from _read({"_id": {"$in": [*{text_of(row, "held_by") for row in caused}]}})
+    recovered = {row["_id"] for row in culprits if status_of(row) not in FAILED}
+    return (yield from _reopen([row for row in caused if text_of(row, "held_by") in recovered]))
+
+
+def _reopen(rows: Sequence[Document]) -> Operation[list[str]]:
+    culprits = {row["_id"]: held_by for row in rows if (held_by := text_of(row, "held_by")) is not None}
+    if culprits:
+        yield from change(flows.ended_by(culprits), flows.reopen())
+    return [*culprits]
+
+
+def _fail_fast(failed: Document) -> Operation[list[str]]:
+    """Cancel the open tasks of the flow, until a pass changes none; return the tasks that ended.
+
+    Tasks of another tenant stay: an older mtask published flows of a tenant into those of nobody.
+    """
+    task_id, key = failed["_id"], text_of(failed, "key")
+    if key is None:
+        return []  # a malformed document is in no flow
+    # The failed task itself may be open again: its own failure must not cancel the retry.
+    matched = {**flows.open_in_flow(key), "_id": {"$ne": task_id}, "tenant": {"$eq": failed.get("tenant")}}
+    ended: list[str] = []
+    for _ in range(2 * MAX_STEPS // BATCH):
+        ids = [document["_id"] for document in (yield from newest(matched, {"_id": 1}, FLOW_INDEX))]
+        if not ids:
+            break
+        guard = {**matched, "_id": {"$in": ids}}
+        yield from change(guard, flows.fail_fast(task_id))
+        ended += ids
+    return ended
+
+
+def _tell(rows: Sequence[Document]) -> Operation[_Told]:
+    """Decide on the tasks that these tasks hold, and open the tasks again whose end they caused and that are not due.
+
+    A row that has become stale does no harm. What is decided is read anew, and what is opened again too soon is marked.
+    A change that came meanwhile has renewed the row's mark.
+
+    Right after a failover, the reads that decide may not show yet that a task has ended. Then the same tasks are found
+    again, and the rest is left to a later scan.
+    """
+    further: list[str] = []
+    former: set[str] = set()
+    for round_cnt in range(ROUNDS):
+        if round_cnt:
+            rows = yield from _read({"_id": {"$in": [row["_id"] for row in rows]}})
+        ended = [row["_id"] for row in rows if status_of(row) in FINAL and not _owes(row)]
+        recovered = [row["_id"] for row in rows if status_of(row) not in FAILED]
+        if not (ended or recovered):
+            return _Told(further, is_complete=True)
+        view = {"task_state.status": 1, "flow.held_by": 1}
+        rows_found = yield from newest(flows.held_or_ended_by(ended, recovered), view, HELD_INDEX)
+        # A malformed document may hold a list of tasks there. Nobody can decide on it.
+        found = [row for row in rows_found if text_of(row, "held_by") is not None]
+        if not found:
+            return _Told(further, is_complete=True)
+        if former == (former := {row["_id"] for row in found}):
+            break
+        decided = yield from decide([row["_id"] for row in found if status_of(row) == TaskStatus.WAITING])
+        further += decided.further
+        further += yield from _reopen([row for row in found if status_of(row) in FAILED])
+    return _Told(further, is_complete=False)
+
+
+def _owes(row: Document) -> bool:
+    return bool(row.get("owed_tasks") or row.get("owed_by"))
+
+
+def _cross_off(rows: Sequence[Document], crossed_off: Pipeline | Mapping[str, Any]) -> Operation[bool]:
+    """Remove the marks of these tasks; return whether all are removed. A mark that a new change has renewed stays."""
+    if not rows:
+        return True
+    marks: Mapping[str, datetime] = {row["_id"]: row["owed_since"] for row in rows}
+    statuses = {row["_id"]: str(status_of(row)) for row in rows}
+    return (yield from change(flows.owed_as_read(marks, statuses), crossed_off)) == len(rows)
+
+
+def _read(matched: filters.Filter) -> Operation[list[Document]]:
+    return (yield from newest(matched, _VIEW, "_id_"))

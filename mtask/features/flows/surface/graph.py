@@ -1,0 +1,127 @@
+"""The graph of a flow: a box for each step, in columns by depth, and a curve for each dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mtask.features.flows.views import StepState, known_before, natural
+
+#: The most steps that a graph draws: more would be no picture.
+MOST_STEPS = 200
+BOX_WIDTH, BOX_HEIGHT, _GAP_X, _GAP_Y, _EDGE, _LANE = 184, 46, 52, 14, 10, 10
+
+#: What stands in a column: a step, by its id, or a lane on which the curves from a step pass, by its id and the depth.
+_Node = str | tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A step."""
+
+    x: int
+    y: int
+    step: StepState
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A dependency: the path of its curve. `kind`: the status of the step on which the other one depends."""
+
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A drawn flow."""
+
+    boxes: tuple[Box, ...]
+    curves: tuple[Curve, ...]
+    width: int
+    height: int
+
+
+def graph(steps: Sequence[StepState]) -> Graph | None:
+    """Return the graph of a flow; None: it has too many steps. Each step comes after those on which it depends."""
+    if not steps or len(steps) > MOST_STEPS:
+        return None
+    by_id = {step.task_id: step for step in steps}
+    before = {step.task_id: known_before(step, by_id) for step in steps}
+    depths = _depths(steps, before)
+    columns = _columns(by_id, before, depths)
+    height = max(_height(column) for column in columns)
+    places: dict[_Node, tuple[int, int]] = {}
+    for depth, column in enumerate(columns):
+        y = _EDGE + (height - _height(column)) // 2
+        for node in column:
+            size = BOX_HEIGHT if isinstance(node, str) else _LANE
+            places[node] = _EDGE + depth * (BOX_WIDTH + _GAP_X), y + size // 2
+            y += size + _GAP_Y
+    curves = [
+        Curve(_path([places[node] for node in _way(other, task_id, depths)]), by_id[other].status)
+        for task_id, others in before.items()
+        for other in others
+    ]
+    boxes = [Box(places[step.task_id][0], places[step.task_id][1] - BOX_HEIGHT // 2, step) for step in steps]
+    width = 2 * _EDGE + len(columns) * (BOX_WIDTH + _GAP_X) - _GAP_X
+    return Graph(tuple(boxes), tuple(curves), width, height + 2 * _EDGE)
+
+
+def _depths(steps: Sequence[StepState], before: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    depths: dict[str, int] = {}
+    for step in steps:
+        depths[step.task_id] = 1 + max((depths.get(other, -1) for other in before[step.task_id]), default=-1)
+    return depths
+
+
+def _way(start: str, end: str, depths: Mapping[str, int]) -> list[_Node]:
+    """Return the nodes over which a dependency leads: both steps, and a lane in each column between them."""
+    return [start, *((start, depth) for depth in range(depths[start] + 1, depths[end])), end]
+
+
+def _columns(
+    by_id: Mapping[str, StepState], before: Mapping[str, Sequence[str]], depths: Mapping[str, int]
+) -> list[list[_Node]]:
+    """Return the nodes by depth. Within a column, a node stands near those from which it comes."""
+    origins: dict[_Node, list[_Node]] = {task_id: [] for task_id in by_id}
+    for task_id, others in before.items():
+        for other in others:
+            way = _way(other, task_id, depths)
+            for origin, node in pairwise(way):
+                origins.setdefault(node, []).append(origin)
+    columns: list[list[_Node]] = [[] for _ in range(max(depths.values()) + 1)]
+    for node in origins:
+        columns[depths[node] if isinstance(node, str) else node[1]].append(node)
+    rows: dict[_Node, float] = {}
+    for column in columns:
+        near = {node: _middle([rows[origin] for origin in origins[node] if origin in rows]) for node in column}
+        column.sort(key=lambda node: (near[node], natural(by_id[_step_of(node)].step)))
+        rows |= {node: row - (len(column) - 1) / 2 for row, node in enumerate(column)}
+    return columns
+
+
+def _step_of(node: _Node) -> str:
+    return node if isinstance(node, str) else node[0]
+
+
+def _middle(rows: Sequence[float]) -> float:
+    return sum(rows) / len(rows) if rows else 0.0
+
+
+def _height(column: Sequence[_Node]) -> int:
+    return sum((BOX_HEIGHT if isinstance(node, str) else _LANE) + _GAP_Y for node in column) - _GAP_Y
+
+
+def _path(points: Sequence[tuple[int, int]]) -> str:
+    """Return a curve from the right edge of the first point's column to the left edge of the last point's."""
+    x, y = points[0][0] + BOX_WIDTH, points[0][1]
+    path = f"M{x} {y}"
+    for index, (left, row) in enumerate(points[1:], 2):
+        path += f"C{x + _GAP_X // 2} {y} {left - _GAP_X // 2} {row} {left} {row}"
+        x, y = left, row
+        if index < len(points):
+            x = left + BOX_WIDTH
+            path += f"H{x}"
+    return path

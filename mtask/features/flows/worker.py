@@ -1,0 +1,117 @@
+"""The janitor of flows: does what a process left undone when it died, and notices that a flow has ended.
+
+It also says that values are lost that dead workers still owed, of any tasks: these have the same mark as changes.
+
+The loop in `Scans.run` calls it at intervals, and again after the database has failed.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from time import monotonic
+
+from mtask.errors import OperationFailed
+from mtask.features.flows import deciding, finding, looking, retention
+from mtask.features.flows import settle as settling
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations import returning, workers
+from mtask.kernel.worker.discovery.silence import Silence
+from mtask.kernel.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.process.scope import Scope
+
+#: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
+_OWED_GRACE = timedelta(seconds=2)
+#: The most batches of changes that one scan settles. A batch that cannot be settled now must not hold up the scan.
+_OWED_ROUNDS = 40
+#: While no flows are known, each n-th regular scan looks for a task that owes others something: every 20 s. With flows,
+#: each n-th scan looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute. So a
+#: flow in which no task owes anything is looked for as seldom.
+_OWED_EVERY, _ORPHANS_EVERY = 4, 12
+
+
+class FlowJanitor:
+    """Settles changes of steps that nobody has settled, and ends flows."""
+
+    def __init__(self, scope: Scope, incarnation: str) -> None:
+        """`incarnation`: that of this worker."""
+        self._incarnation = incarnation
+        self._ledger = scope.ledger
+        self._store = scope.store
+        self._silence = Silence()
+        self._owed: Undone[str] = Undone(
+            scope.store, settling.settle_all, lambda task_id: task_id, "change of a step not settled"
+        )
+
+    async def look_after(self, count: int) -> None:
+        """Do what is left undone in flows. `count` is the number of regular scans before this one.
+
+        A database without flows only costs a look now and then: the change stream tells of new flows.
+        """
+        if count % _ORPHANS_EVERY == 0:
+            await self.look_for_flows()
+        elif count % _OWED_EVERY == 0:
+            await self._look_for(finding.is_any_owed())
+        if not self._ledger.has_flows:
+            return
+        await look_after("lost values", self._lose_values)
+        await look_after("flows", self._settle_owed)
+        if count % _ORPHANS_EVERY == _ORPHANS_EVERY - 1:
+            await look_after("flows", self._decide_orphans)
+            await look_after("flows", self._end_flows)
+
+    async def look_for_flows(self) -> None:
+        """Look whether the database holds flows, unless that is known."""
+        await self._look_for(finding.is_any())
+
+    async def _look_for(self, question: Operation[bool]) -> None:
+        if self._ledger.has_flows:
+            return
+        try:
+            self._ledger.has_flows = await self._store.run(question)
+        except OperationFailed as error:
+            warn_of_refusal("flows", error)
+
+    async def _lose_values(self) -> None:
+        """Say of the values that are still to be returned which are lost, because the workers are dead.
+
+        So are those of handlers of this worker that have ended: if the answer to a commit was lost, a handler fails and
+        returns nothing.
+        """
+        owed = await self._store.run(returning.owed())
+        for run_id, (task_id, incarnation) in owed.runs.items():
+            if incarnation != self._incarnation or run_id in self._ledger.running:
+                continue
+            # The value may have come since the read. Then nothing is lost.
+            if await self._store.run(returning.lose(task_id, run_id, returning.UNANSWERED)):
+                logger.warning("value lost: its handler has ended", extra=fields(task=task_id, run=run_id))
+        worker_ids = sorted({*owed.workers.values()})
+        signs = await self._store.run(workers.signs_of_life(worker_ids)) if worker_ids else []
+        ended, silent = returning.gone(owed, signs)
+        dead = ended | self._silence.dead_among(silent, monotonic())
+        if dead:
+            await self._store.run(returning.lose_of(owed, dead))
+            logger.warning("values lost: their workers are gone", extra=fields(tasks=len(owed.task_ids)))
+
+    async def _settle_owed(self) -> None:
+        """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
+        for _ in range(_OWED_ROUNDS):
+            task_ids = await self._store.run(finding.owed(_OWED_GRACE, besides=self._owed.left_alone()))
+            random.shuffle(
+                task_ids
+            )  # several workers may find the same changes: each takes them in an order of its own
+            await self._owed.settle(task_ids)
+            if len(task_ids) < looking.BATCH:
+                break
+
+    async def _end_flows(self) -> None:
+        """Begin the retention of flows that have ended."""
+        await self._store.run(retention.end_flows())
+
+    async def _decide_orphans(self) -> None:
+        """Decide on the waiting tasks whose holder somebody has removed from the database."""
+        task_ids = await self._store.run(finding.orphans())
+        if task_ids:
+            decided = await self._store.run(deciding.decide(task_ids))
+            await self._store.run(settling.settle_all(decided.further))

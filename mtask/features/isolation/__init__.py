@@ -1,0 +1,1 @@
+"""Isolated handlers: they run in executors, which are child processes of a worker."""

@@ -1,0 +1,241 @@
+"""The process of an executor: `python -m mtask.features.isolation.child APP SOCKET PARENT`.
+
+It imports the app, calls the start hooks, and then runs one handler after another as its worker asks. It claims
+nothing, pings nothing and writes no outcome: only the transactions of handlers use the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from time import monotonic
+from typing import Any
+
+from mtask.app.app import App
+from mtask.app.hooks import Started
+from mtask.app.loader import load_app
+from mtask.app.successes import Successes
+from mtask.errors import LeaseLost, RunCanceled
+from mtask.features.encryption.cipher import Sealer
+from mtask.features.encryption.settings import Encryption
+from mtask.features.isolation.channel import Channel, Message
+from mtask.features.isolation.leases import RemoteLeases
+from mtask.features.isolation.lines import RunLines
+from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
+from mtask.features.isolation.processes import be_killed_first, end_with_parent
+from mtask.kernel.driver.errors import scrubbed
+from mtask.kernel.operations.claimed import facts_of
+from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
+from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
+from mtask.kernel.worker.running.call import Called, Caller, Observers
+from mtask.kernel.worker.running.handler_operations import RunOperations
+from mtask.kernel.worker.running.handler_stores import HandlerStores
+from mtask.kernel.worker.running.outcomes import MAX_REASON, name_of
+from mtask.kernel.worker.running.returns import late_value
+from mtask.kernel.worker.running.run import EndReason, HeldRun
+from mtask.kernel.worker.running.transactions import RunTransactions
+from mtask.logs import RUN, first_of
+
+#: The number of new objects between two garbage collections, as in a worker.
+_GC_THRESHOLD = 10_000
+#: The time after the end of the lease after which an executor exits by itself, in seconds. A worker that is not frozen
+#: has killed it by then.
+_FROZEN = 3.0
+
+
+class Child:
+    """What one executor does, in its event loop."""
+
+    def __init__(self, app_path: str, connected: socket.socket) -> None:
+        self._app_path = app_path
+        self._channel = Channel(connected, self._take, exit_now)
+        self._over = asyncio.Event()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._run: HeldRun | None = None
+        #: The lines that handlers log, if the worker keeps them.
+        self._lines: RunLines | None = None
+        #: The timer that looks whether the lease of the run is over.
+        self._watching: asyncio.TimerHandle
+        self._app: App
+        self._started: Started
+        self._leases: RemoteLeases
+        self._stores: HandlerStores
+        self._caller: Caller
+        self._successes: Successes
+
+    async def live(self) -> None:
+        """Work until the worker says stop."""
+        self._channel.open()
+        await self._over.wait()
+
+    def _take(self, message: Message) -> None:
+        """Take a message of the worker."""
+        match message["kind"]:
+            case "hello":
+                self._begin(self._prepare(message))
+            case "run":
+                self._begin(self._live_or_exit(message))
+            case "stop":
+                self._begin(self._stop())
+            case "paused":
+                self._leases.paused(message["run_id"], message["until"])
+            case kind:
+                run = self._run
+                if run is None or run.run_id != message["run_id"]:
+                    return  # the run is over already
+                if kind == "lease":
+                    run.trusted_until = max(run.trusted_until, message["until"])
+                elif kind == "end":
+                    run.end(reason_in(message) or EndReason.WORKER_STOP)
+
+    def _begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        return task
+
+    async def _prepare(self, hello: Message) -> None:
+        """Import the app, call the start hooks, and tell the worker."""
+        try:
+            log_to_stderr(hello["log_level"], hello["own_log_level"], hello["log_format"])
+            if hello["keep_logs"]:
+                self._lines = RunLines(self._channel.send, hello["keep_logs"])
+            self._app = app = load_app(self._app_path)
+            self._started = app.hooks.begin()
+            await self._started.start()
+        except BaseException as error:
+            reason = scrubbed(first_of(f"{type(error).__name__}: {error}", MAX_REASON))
+            self._channel.send({"kind": "unready", "reason": reason})
+            exit_now(1)
+        worker_id = hello["worker_id"]
+        self._leases = RemoteLeases(self._channel.send, worker_id)
+        self._stores = stores = HandlerStores(
+            hello["uri"], hello["database"], f"mtask-worker:{worker_id}", _sealer_in(hello)
+        )
+        self._successes = Successes(app.handlers)
+        leases = self._leases
+        transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
+        operations = RunOperations(stores, app.handlers)
+        values, around = self._started.values, app.around.run
+        observers = Observers(keeper=self._lines)
+        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations, observers=observers)
+        gc.collect()
+        gc.freeze()
+        self._channel.send({"kind": "ready"})
+
+    # --- a run ----------------------------------------------------------------------------------------------
+
+    async def _live_or_exit(self, message: Message) -> None:
+        try:
+            await self._live(message)
+        except BaseException:  # else the run would be RUNNING for as long as the worker lives
+            logger.exception("the executor exits: it cannot tell what came of a run")
+            exit_now(1)
+
+    async def _live(self, message: Message) -> None:
+        """Run a handler, and tell the worker what came of it."""
+        task = task_in(message)
+        own = next(entry for entry in reversed(task.runs) if entry.run_id == message["run_id"])
+        run = HeldRun(facts_of(task, own), task, self._app.handlers[task.name], 0.0)
+        run.trusted_until = message["until"]
+        run.loop, run.asyncio_task = asyncio.get_running_loop(), asyncio.current_task()
+        run.on_end = _ended
+        follow(run, message["trace"])
+        if message["tells_begin"]:
+            loop, begun = run.loop, {"kind": "begun", "run_id": run.run_id}
+            run.on_begin = lambda: loop.call_soon_threadsafe(self._channel.send, begun)
+        self._run = run
+        self._watch(run)
+        if self._lines is not None:
+            self._lines.begin(run.run_id)
+        called = Called()
+        await self._caller.call(run, called)
+        try:
+            self._tell(run, called)
+        finally:
+            RUN.set(None)
+            self._run = run.asyncio_task = None
+            self._watching.cancel()  # else the timer would keep the run and its params until the end of the lease
+            called.raised = None
+
+    def _watch(self, run: HeldRun) -> None:
+        """Exit if the lease is over and the worker does not end the handler: it is frozen, and another has the task."""
+        left = run.trusted_until + _FROZEN - monotonic()
+        if left > 0:
+            self._watching = asyncio.get_running_loop().call_later(left, self._watch, run)
+            return
+        if run.succeeded_in_transaction:
+            return
+        logger.error("the lease is over and the worker is silent: the executor exits", extra=fields(task=run.task_id))
+        exit_now(1)
+
+    def _tell(self, run: HeldRun, called: Called) -> None:
+        """Tell the worker that the handler is over. What was raised stays here: the worker gets an outcome."""
+        raised = called.raised
+        done: Message = {
+            "kind": "done",
+            "run_id": run.run_id,
+            "reason": None if run.end_reason is None else run.end_reason.name,
+            "progress": None if run.progress is None else dict(run.progress),
+            "is_committed": run.succeeded_in_transaction,
+            "trace": trace_message(run),
+        }
+        if run.succeeded_in_transaction:
+            done["late"], done["lost"] = late_value(run, called)
+        else:
+            is_known = issubclass(type(raised), LeaseLost | RunCanceled)  # `isinstance` would ask what was raised
+            done["raised"] = None if raised is None else name_of(raised) if is_known else "other"
+            done["error_type"] = None if raised is None else name_of(raised, is_qualified=True)
+            outcome, size = self._successes.concluded(run, called.returned, raised)
+            done["outcome"], done["size"] = outcome_document(outcome), size
+        if self._lines is not None:
+            self._lines.send()
+        self._channel.send(done)
+
+    async def _stop(self) -> None:
+        await self._started.stop()
+        await self._stores.close()
+        self._caller.close()
+        self._over.set()
+
+
+def _sealer_in(hello: Message) -> Sealer | None:
+    if "encryption" not in hello:
+        return None
+    from mtask.features.encryption.opening import sealer_for  # only a worker with encryption needs it
+
+    return sealer_for(Encryption(**hello["encryption"]), hello["uri"])
+
+
+def _ended(run: HeldRun, reason: EndReason) -> None:
+    """Cancel an async handler that is to end. A sync handler reads `is_cancelled`, or the worker kills this process."""
+    task = run.asyncio_task
+    if run.handler.is_async and task is not None and not run.succeeded_in_transaction:
+        task.cancel()
+
+
+async def _main(app_path: str, descriptor: int) -> None:
+    await Child(app_path, socket.socket(fileno=descriptor)).live()
+
+
+def run() -> None:
+    """Run an executor until its worker lets it end."""
+    app_path, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    end_with_parent(parent)
+    be_killed_first()
+    os.set_inheritable(descriptor, False)  # a command of a handler must not hold the socket
+    # Signals are for the processes that handlers have started. To this process, the worker sends a message.
+    # A function and not SIG_IGN: the processes that handlers start do not inherit it.
+    handle_ends(lambda *_: None)
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
+    with asyncio.Runner() as runner:
+        run_job(runner.get_loop(), _main(app_path, descriptor))
+    exit_now(0)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,222 @@
+"""An executor as its worker sees it: a child process that runs one handler after another, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from enum import Enum, auto
+from time import monotonic
+from typing import Protocol
+
+from mtask.features.isolation.channel import Channel, Message
+from mtask.features.isolation.messages import run_message
+from mtask.features.isolation.processes import DeathWatch, cause_of_death, kill_group, reap_group, resident_bytes
+from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.running.outcomes import ExecutorDied
+from mtask.kernel.worker.running.run import EndReason, HeldRun
+
+#: The time between SIGTERM and SIGKILL for a handler that is to end, in seconds.
+GRACE = 1.0
+#: The pause between two tries to reap what an executor has left behind, in seconds, and the most tries.
+_REAP_PAUSE, _REAP_TRIES = 0.1, 50
+#: An idle executor is replaced if this part of the memory that it had left at its start is gone. Else the next run
+#: would be killed for what earlier runs have kept.
+_KEPT_SHARE = 0.5
+
+
+class State(Enum):
+    """What an executor does."""
+
+    STARTING = auto()
+    IDLE = auto()
+    BUSY = auto()
+    LEAVING = auto()  #: it gets no more runs, and ends
+    DEAD = auto()
+
+
+class Owner(Protocol):
+    """What an executor tells the pool of executors."""
+
+    def became_ready(self, executor: Executor) -> None:
+        """The executor has started, and is idle."""
+
+    def died(self, executor: Executor, cause: str) -> None:
+        """The process has ended, and nothing of it is left. The future of its run, if any, is done already."""
+
+    def reported(self, executor: Executor, run: HeldRun, message: Message) -> None:
+        """Its run reports something while the handler is under way."""
+
+
+class Executor:
+    """One child process, and the run that is in it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], connected: socket.socket, owner: Owner, max_memory_mib: int | None
+    ) -> None:
+        self.pid = process.pid
+        self.state = State.STARTING
+        self.run: HeldRun | None = None
+        self.run_cnt = 0
+        #: Why it could not start, if it says so.
+        self.why_unready: str | None = None
+        self.was_ready = False
+        #: Whether the worker has told it to end.
+        self.is_dismissed = False
+        self._process = process
+        self._owner = owner
+        self._max_memory_mib = max_memory_mib
+        self._done: asyncio.Future[Message] | None = None
+        #: What to say of the death of the process, if the worker has killed it.
+        self._cause: str | None = None
+        self._killing: asyncio.TimerHandle | None = None
+        self._told_until = 0.0
+        self._looked_at = 0.0
+        self._fresh_mib = 0.0
+        self.ended = asyncio.Event()
+        self._channel = Channel(connected, self._take, self._fell_silent)
+        self._channel.open()
+        self._watch = DeathWatch(process, self._died)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a run has got this executor, and it lives."""
+        return self.state is State.BUSY
+
+    def hello(self, message: Message) -> None:
+        """Send what the process needs to start."""
+        self._channel.send({"kind": "hello", **message})
+
+    async def execute(self, run: HeldRun) -> Message:
+        """Run a handler to its end; return the message `done`. Raises ExecutorDied if the process dies first."""
+        self.state, self.run = State.BUSY, run
+        self.run_cnt += 1
+        self._told_until = run.trusted_until
+        self._done = asyncio.get_running_loop().create_future()
+        self._channel.send(run_message(run))
+        try:
+            return await self._done
+        finally:
+            self._done = self.run = None
+            if self._killing is not None:
+                self._killing.cancel()
+                self._killing = None
+            if self.state is State.BUSY:
+                self.state = State.IDLE
+
+    def answer(self, message: Message) -> None:
+        """Send an answer to a report of the run."""
+        self._channel.send(message)
+
+    # --- ends -----------------------------------------------------------------------------------------------
+
+    def end_run(self, reason: EndReason) -> None:
+        """Tell the handler to end, and kill the process if it does not.
+
+        Processes that the handler has started get SIGTERM at once. The executor itself ignores SIGTERM: for it, the
+        message counts, since the message names the run.
+        """
+        run = self.run
+        if run is None or self.state is State.DEAD:
+            return
+        self._channel.send({"kind": "end", "run_id": run.run_id, "reason": reason.name})
+        kill_group(self.pid, signal.SIGTERM)
+        if self._killing is None:
+            self._killing = asyncio.get_running_loop().call_later(GRACE, self._outstayed, run, reason)
+
+    def _outstayed(self, run: HeldRun, reason: EndReason) -> None:
+        self._killing = None
+        logger.warning(
+            "handler did not end, its executor is killed",
+            extra=fields(task=run.task_id, run=run.run_id, executor=self.pid, reason=reason.value),
+        )
+        self.kill("killed because its run was over")
+
+    def kill(self, cause: str | None = None) -> None:
+        """Kill the process and all that it has started. `cause`: what to say of its death."""
+        if self.state is not State.DEAD:
+            self.state = State.LEAVING
+            self._cause = self._cause or cause
+            kill_group(self.pid, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """Let the process call the stop hooks of the app, and end. It must be idle."""
+        self.state, self.is_dismissed = State.LEAVING, True
+        self._channel.send({"kind": "stop"})
+
+    # --- what is looked at from time to time ----------------------------------------------------------------
+
+    def look(self) -> None:
+        """Check the memory of a busy executor, and tell it how long the lease holds."""
+        run = self.run
+        if run is None or self.state is not State.BUSY:
+            return
+        if self._max_memory_mib is not None and self._resident_mib() > self._max_memory_mib:
+            self.kill(f"ended above its {self._max_memory_mib} MiB of memory")
+        elif run.trusted_until != self._told_until:
+            self._told_until = run.trusted_until
+            self._channel.send({"kind": "lease", "run_id": run.run_id, "until": self._told_until})
+
+    def is_worn(self, max_runs: int | None, interval: float) -> bool:
+        """Whether an idle executor is to be replaced. Its memory is read at most once in each interval (seconds)."""
+        if max_runs is not None and self.run_cnt >= max_runs:
+            return True
+        if self._max_memory_mib is None or monotonic() - self._looked_at < interval:
+            return False
+        fresh = self._fresh_mib
+        return self._resident_mib() > fresh + _KEPT_SHARE * (self._max_memory_mib - fresh)
+
+    def _resident_mib(self) -> float:
+        self._looked_at = monotonic()
+        return resident_bytes(self.pid) / 2**20
+
+    # --- what comes from the process ------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "ready":
+            if self.state is State.STARTING:
+                self.state, self.was_ready = State.IDLE, True
+                self._fresh_mib = self._resident_mib() if self._max_memory_mib is not None else 0.0
+                self._owner.became_ready(self)
+        elif kind == "unready":
+            self.why_unready = str(message.get("reason"))
+        elif self.run is not None and message.get("run_id") == self.run.run_id:
+            if kind == "done":
+                if self._done is not None and not self._done.done():
+                    self._done.set_result(message)
+            else:
+                self._owner.reported(self, self.run, message)
+
+    def _fell_silent(self) -> None:
+        """The process has closed its socket, or sent something unreadable: it can do no more work."""
+        if self.state not in (State.DEAD, State.LEAVING):
+            asyncio.get_running_loop().call_later(GRACE, self.kill, "killed because it closed its connection")
+
+    def _died(self) -> None:
+        # What has arrived counts: the process may have died right after its run was done.
+        self._channel.drain()
+        self.state = State.DEAD
+        # The process is not reaped yet, so its number cannot belong to another one.
+        kill_group(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self._reap(_REAP_TRIES)
+        self._channel.close()
+        cause = self._cause or cause_of_death(code)
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(ExecutorDied(cause))
+        self.ended.set()
+        self._owner.died(self, cause)
+
+    def _reap(self, tries: int) -> None:
+        """Reap what the handlers have left behind, if it has become the worker's: it may take a moment to die."""
+        if reap_group(self.pid) and tries > 1:
+            asyncio.get_running_loop().call_later(_REAP_PAUSE, self._reap, tries - 1)
+
+    async def wait_ended(self, seconds: float) -> None:
+        """Wait for the end of the process, but at most for this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.ended.wait()

@@ -1,0 +1,1 @@
+"""Kept logs: the last lines that each run has written."""

@@ -1,0 +1,224 @@
+"""The log keeper: writes the last lines of each run to the database.
+
+A line costs no write. The lines of a run are written when it ends, and every few seconds while it goes on, together
+with those of other runs. If the database is away, the lines wait up to a bound. Then the oldest ones are dropped: a log
+never holds up a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol
+
+from mtask.errors import MtaskError
+from mtask.features.encryption import encrypt as sealing
+from mtask.features.logs import operations as run_logs
+from mtask.features.logs.growing import GrowingLog, line_of
+from mtask.features.logs.operations import RunLines
+from mtask.features.logs.options import LogOptions
+from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.timing import Backoff, wake_or_wait
+from mtask.logs import RUN, RunMarks
+
+#: The time from a line of a run that goes on to its write, and from the end of a run to the write of its last lines, in
+#: seconds. Meanwhile, others join the write.
+_EVERY, _AFTER_END = 3.0, 0.2
+#: The most runs and about the most bytes of one write.
+_MAX_GROUP, _MAX_GROUP_BYTES = 200, 4 * 1024 * 1024
+#: The most bytes of lines that wait to be written, of runs that are over.
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
+_PAUSE, _MAX_PAUSE = 1.0, 30.0
+#: The time that the last lines get at a stop, in seconds.
+_LAST_WRITES = 3.0
+
+
+class LogKeeper:
+    """Keeps the lines of a worker's runs. Use it in the worker's event loop, but for the adding of lines."""
+
+    def __init__(self, store: AsyncStore, worker_id: str, options: LogOptions) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        # A signal handler, or the end of an object, may log in the middle of a line of the same thread.
+        self._lock = threading.RLock()
+        #: The runs with something to write, by run_id: those that go on, and those that are over.
+        self._live: dict[str, GrowingLog] = {}
+        self._over: dict[str, GrowingLog] = {}
+        self._over_bytes = 0
+        #: The time at which the first one joined each of the two (monotonic seconds).
+        self._live_since = self._over_since = 0.0
+        self._wake = asyncio.Event()
+        self._is_woken = False
+        self._stopped = asyncio.Event()
+        self._is_made = False
+        self._pauses = Backoff(_PAUSE, _MAX_PAUSE)
+        self._handler = RunLogHandler(self)
+        self.write_cnt = 0
+        self.dropped_cnt = 0  #: lines that were given up
+        self._told_cnt = 0
+
+    def start(self) -> None:
+        """Take the lines that handlers write, from now on."""
+        logging.getLogger().addHandler(self._handler)
+
+    def take(self, marks: RunMarks, record: logging.LogRecord) -> None:
+        """Take a line of a run. Any thread may call this."""
+        self.log_of(marks).add(line_of(record))
+
+    def log_of(self, marks: RunMarks) -> GrowingLog:
+        """Return the log of a run; make it for its first line."""
+        with self._lock:
+            if marks.log is None:
+                marks.log = GrowingLog(marks, self._options.keep, self._changed)
+            log: GrowingLog = marks.log
+            return log
+
+    def _changed(self, log: GrowingLog) -> None:
+        """Note that a run has something to write. Any thread may call this."""
+        with self._lock:
+            if log.is_over:
+                self._live.pop(log.run_id, None)
+                self._join_over(log)
+            else:
+                if not self._live:
+                    self._live_since = monotonic()
+                self._live[log.run_id] = log
+            if self._is_woken:
+                return
+            self._is_woken = True
+        with suppress(RuntimeError):  # the loop has closed: the worker has stopped
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _join_over(self, log: GrowingLog) -> None:
+        if log.run_id in self._over:
+            return
+        if not self._over:
+            self._over_since = monotonic()
+        self._over[log.run_id] = log
+        self._over_bytes += log.size
+        while self._over_bytes > _MAX_WAITING_BYTES and len(self._over) > 1:
+            dropped = self._over.pop(next(iter(self._over)))
+            self._over_bytes -= dropped.size
+            self.dropped_cnt += dropped.kept_cnt
+
+    # --- writes ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write lines as they come, until `stop`."""
+        while not self._stopped.is_set():
+            with self._lock:
+                self._is_woken = False
+                self._wake.clear()
+                pause = self._seconds_left()
+            if pause is None or pause > 0:
+                await wake_or_wait(self._wake, pause)
+            elif await self._write_all():
+                self._pauses.reset()
+            else:
+                await wake_or_wait(self._stopped, self._pauses.next())
+
+    def stop(self) -> None:
+        """End `run`. `drain` writes the rest."""
+        self._stopped.set()
+        self._wake.set()
+
+    async def drain(self) -> None:
+        """Take no more lines, and write those that are left, within a bound of time."""
+        logging.getLogger().removeHandler(self._handler)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WRITES):
+                await self._write_all()
+        left = sum(log.kept_cnt for log in (*self._live.values(), *self._over.values()))
+        if left:
+            logger.warning("kept log lines not written", extra=fields(lines=left))
+
+    def _seconds_left(self) -> float | None:
+        """Return the time until the next write. None: there is nothing to write."""
+        due = [self._over_since + _AFTER_END] if self._over else []
+        if self._live:
+            due.append(self._live_since + _EVERY)
+        return max(0.0, min(due) - monotonic()) if due else None
+
+    async def _write_all(self) -> bool:
+        """Write what is there now; return whether the database took it."""
+        for group in self._groups():
+            lines = [log.taken(self._worker_id) for log in group]
+            try:
+                await self._write(lines)
+            except BaseException as error:
+                self._put_back(group)
+                if not isinstance(error, MtaskError):
+                    raise
+                logger.warning("kept log lines not written, will be tried again", extra=fields(reason=told(error)))
+                self._tell_of_dropped()
+                return False
+        self._tell_of_dropped()
+        return True
+
+    async def _write(self, lines: list[RunLines]) -> None:
+        if not self._is_made:
+            await self._store.run(run_logs.make_ready())
+            self._is_made = True
+        lines = await self._store.run(sealing.seal_logs(lines))
+        self.write_cnt += 1
+        await self._store.run(run_logs.write(lines, self._options.kept_for))
+
+    def _groups(self) -> Iterator[list[GrowingLog]]:
+        """Take out the runs with something to write, in groups. What comes meanwhile waits for the next round."""
+        with self._lock:
+            left = len(self._over) + len(self._live)
+        while left > 0:
+            group: list[GrowingLog] = []
+            size = 0
+            with self._lock:
+                for waiting in (self._over, self._live):
+                    while waiting and left > 0 and len(group) < _MAX_GROUP and size < _MAX_GROUP_BYTES:
+                        log = waiting.pop(next(iter(waiting)))
+                        self._over_bytes -= log.size if waiting is self._over else 0
+                        size += log.size
+                        left -= 1
+                        group.append(log)
+            if not group:
+                return
+            yield group
+
+    def _put_back(self, group: list[GrowingLog]) -> None:
+        for log in group:
+            log.mark(again=True)
+
+    def _tell_of_dropped(self) -> None:
+        new, self._told_cnt = self.dropped_cnt - self._told_cnt, self.dropped_cnt
+        if new:
+            logger.warning("kept log lines dropped: the database took none for too long", extra=fields(lines=new))
+
+
+class LineTaker(Protocol):
+    """What takes the lines of runs: the keeper of a worker, or an executor."""
+
+    def take(self, marks: RunMarks, record: logging.LogRecord) -> None:
+        """Take a line of a run. Any thread may call this."""
+
+
+class RunLogHandler(logging.Handler):
+    """Passes the lines of handlers on. It ignores all other lines."""
+
+    def __init__(self, taker: LineTaker) -> None:
+        super().__init__()
+        self._taker = taker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a line on if a handler of this worker has written it."""
+        marks = RUN.get()
+        if marks is None or marks.keeper is not self._taker:
+            return
+        try:
+            self._taker.take(marks, record)
+        except Exception:
+            self.handleError(record)

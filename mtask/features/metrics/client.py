@@ -1,0 +1,94 @@
+"""The metrics of all workers and queues, as a client reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from mtask.client import views
+from mtask.doctor import operations as diagnosis
+from mtask.features.metrics import fleet
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.document.task import WorkerDocument
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.worker.process.tally import Tally, tally_of
+from mtask.search.by_queue import QueueCounts
+from mtask.search.counts import Count
+
+#: After this time without a write, a worker has counted nothing: its rate is 0.
+_RECENT = timedelta(seconds=25)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMetrics:
+    """The tasks of a queue, counted up to a bound."""
+
+    queue: str
+    counts: Mapping[TaskStatus, Count]
+    #: The time for which the oldest due task was due when the tasks were counted. None: no task was due.
+    oldest_due_age: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetrics:
+    """A live worker."""
+
+    worker: WorkerDocument
+    run_cnt: int  #: the ended runs that it has counted since its start
+    rate: float  #: the runs that ended in a second, between its last two writes
+
+    @property
+    def busy_cnt(self) -> int:
+        """The number of slots in which handlers run."""
+        return self.worker.running_cnt
+
+    @property
+    def free_cnt(self) -> int:
+        """The number of slots without a handler."""
+        return max(0, self.worker.concurrency - self.worker.running_cnt)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMetrics:
+    """What metrics tell of all workers and queues."""
+
+    time: datetime  #: the server's time
+    #: The sum of what all workers have counted, dead ones included.
+    tally: Tally
+    workers: Sequence[WorkerMetrics] = ()
+    queues: Sequence[QueueMetrics] = ()
+    #: The time at which the tasks were counted. None: they are being counted for the first time.
+    count_time: datetime | None = field(default=None)
+
+
+def read() -> Operation[FleetMetrics]:
+    """Return the metrics of all workers and queues."""
+    found = yield from fleet.read()
+    now = found.workers[0]["now"] if found.workers else (yield from diagnosis.server_time())
+    counts = found.counts
+    queues = () if counts is None else [_of_queue(counted, counts.time) for counted in counts.queues]
+    workers = [_of_worker(worker, found.recent, now) for worker in views.workers_of(found.workers)]
+    return FleetMetrics(now, found.tally, workers, queues, None if counts is None else counts.time)
+
+
+def _of_queue(counted: QueueCounts, time: datetime) -> QueueMetrics:
+    oldest = counted.oldest_preempt_time
+    age = None if oldest is None or oldest > time else time - oldest
+    return QueueMetrics(counted.queue, counted.counts, age)
+
+
+def _of_worker(worker: WorkerDocument, recent: Mapping[str, Mapping[str, Any]], now: datetime) -> WorkerMetrics:
+    stored = recent.get(worker.incarnation, {})
+    return WorkerMetrics(worker, tally_of(stored).run_cnt, _rate_of(stored, now))
+
+
+def _rate_of(stored: Mapping[str, Any], now: datetime) -> float:
+    """Return the runs per second that a tally tells of the time before its last write; 0 if that was long ago."""
+    written, seconds, runs = (stored.get(name) for name in ("update_time", "recent_seconds", "recent_runs"))
+    if not isinstance(written, datetime) or now - written >= _RECENT:
+        return 0.0
+    if not isinstance(seconds, int | float) or not isinstance(runs, int) or seconds <= 0:
+        return 0.0
+    return runs / seconds

@@ -1,0 +1,1 @@
+"""Schedules: they publish tasks again and again."""

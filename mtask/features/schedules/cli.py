@@ -1,0 +1,317 @@
+"""`mtask schedule` manages schedules, which publish tasks again and again."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, tzinfo
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
+
+import typer
+from rich.text import Text
+
+from mtask.cli import failures, values
+from mtask.cli.context import Cli
+from mtask.cli.options import LookupFlag, callback, command
+from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
+from mtask.errors import InvalidInput, ScheduleNotFound
+from mtask.features.schedules.client import When
+from mtask.features.schedules.rules import Schedule
+from mtask.features.schedules.triggers import Cron
+from mtask.kernel.driver.extended_json import extended
+
+PANEL = "Tasks"
+TIMES = "When"
+_Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.", show_default=False)]
+
+app = typer.Typer(name="schedule", invoke_without_command=True)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands."""
+    about = "Tasks that are published again and again: at times of a crontab, at intervals, or once."
+    parent.add_typer(app, name="schedule", rich_help_panel=PANEL, help=about)
+
+
+@callback(app)
+def group(context: typer.Context) -> None:
+    """Tasks that are published again and again: at times of a crontab, at intervals, or once."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def add(
+    cli: Cli,
+    options: dict[str, Any],
+    schedule_id: _Id,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task to publish.", show_default=False)],
+    params: Annotated[
+        str | None,
+        typer.Argument(metavar="PARAMS", help="Params for the handler, as MongoDB extended JSON.", show_default=False),
+    ] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            "--cron", metavar="CRONTAB", help="Minute, hour, day, month, weekday: '*/5 * * * *'.", rich_help_panel=TIMES
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="Interval between two firings.", rich_help_panel=TIMES),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="INSTANT", help="Fire once, then: 2030-01-31T08:00:00Z.", rich_help_panel=TIMES),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            "--timezone",
+            metavar="NAME",
+            help="Time zone of the crontab, such as Europe/Berlin. Else UTC.",
+            rich_help_panel=TIMES,
+        ),
+    ] = None,
+    start_time: Annotated[
+        str | None,
+        typer.Option("--start-time", metavar="INSTANT", help="No firing before this.", rich_help_panel=TIMES),
+    ] = None,
+    end_time: Annotated[
+        str | None, typer.Option("--end-time", metavar="INSTANT", help="No firing after this.", rich_help_panel=TIMES)
+    ] = None,
+    jitter: Annotated[
+        str | None,
+        typer.Option(
+            "--jitter",
+            metavar="DURATION",
+            help="Delay each task by a random time, at most this.",
+            rich_help_panel=TIMES,
+        ),
+    ] = None,
+    catch_up: Annotated[
+        str,
+        typer.Option(
+            "--catch-up",
+            metavar="none|last|all",
+            help="Which of the firings to make up that were missed while no worker ran.",
+            rich_help_panel=TIMES,
+        ),
+    ] = "last",
+    catch_up_limit: Annotated[
+        int,
+        typer.Option(
+            "--catch-up-limit", help="With all: make up at most this many, the newest.", rich_help_panel=TIMES
+        ),
+    ] = 100,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            "--overlap",
+            metavar="allow|skip",
+            help="skip: do not fire while the task of the last firing has not finished.",
+            rich_help_panel=TIMES,
+        ),
+    ] = "allow",
+    paused: Annotated[bool, typer.Option("--paused", help="Add the schedule paused.")] = False,
+    queue: Annotated[str | None, typer.Option("--queue", help="Queue of the tasks. Else 'default'.")] = None,
+    lookup: LookupFlag = [],  # noqa: B006 typer reads it
+    params_file: Annotated[
+        str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
+    ] = None,
+    if_exists: Annotated[
+        str,
+        typer.Option("--if-exists", metavar="update|keep|reject", help="What to do if a schedule with this id exists."),
+    ] = "reject",
+) -> None:
+    """Add a schedule, or change one with --if-exists update.
+
+    Workers fire the schedule. Each firing publishes one task under the key ID/INSTANT, however many workers there are.
+    """
+    given: dict[str, Any] = {"catch_up": catch_up, "catch_up_limit": catch_up_limit, "overlap": overlap}
+    given |= {
+        "paused": paused or None,
+        "queue": queue,
+        "timezone": timezone,
+        "lookup": values.lookup_from_pairs(lookup),
+    }
+    if start_time is not None:
+        given["start_time"] = values.instant(start_time, "start_time")
+    if end_time is not None:
+        given["end_time"] = values.instant(end_time, "end_time")
+    if jitter is not None:
+        given["jitter"] = values.duration(jitter, "jitter")
+    read = values.params_from(params, params_file)
+    schedule = cli.client().add_schedule(
+        schedule_id,
+        name,
+        _when(cron, every, at),
+        read,
+        if_exists=if_exists,  # type: ignore[arg-type]
+        **given,
+        **options,
+    )
+    _report(cli, schedule)
+
+
+def _when(cron: str | None, every: str | None, at: str | None) -> When:
+    if sum(given is not None for given in (cron, every, at)) != 1:
+        raise InvalidInput("give one of --cron, --every and --at.", field="cron")
+    if cron is not None:
+        return cron
+    return values.duration(every, "every") if every is not None else values.instant(at or "", "at")
+
+
+def _report(cli: Cli, schedule: Schedule) -> None:
+    following = schedule.schedule_state.next_fire_time
+    remark = "paused" if schedule.paused else "over" if following is None else f"next {_shown(schedule, following)}"
+    cli.answer(schedule_document(schedule), f"{clean(schedule.id)}  {clean(schedule.trigger)}  {remark}")
+
+
+def schedule_document(schedule: Schedule) -> dict[str, Any]:
+    """Return the schedule's document. Its params are extended JSON, which keeps BSON types."""
+    return {**schedule.model_dump(by_alias=True), "params": extended(schedule.params)}
+
+
+def _zone(schedule: Schedule) -> tzinfo:
+    return ZoneInfo(schedule.trigger.timezone) if isinstance(schedule.trigger, Cron) else UTC
+
+
+def _shown(schedule: Schedule, instant: datetime) -> str:
+    """Return an instant for people: in UTC, and in the schedule's time zone if that is another."""
+    zone = _zone(schedule)
+    if isinstance(schedule.trigger, Cron) and schedule.trigger.timezone != "UTC":
+        return f"{moment(instant)} ({instant.astimezone(zone):%H:%M:%S} {schedule.trigger.timezone})"
+    return moment(instant)
+
+
+def list_schedules(cli: Cli) -> None:
+    """List the schedules."""
+    client = cli.client(reads_only=True)
+    found = client.schedules()
+    if cli.is_json:
+        cli.json([schedule_document(schedule) for schedule in found])
+        return
+    if not found:
+        cli.notice(f"database {client.database_name!r} has no schedules; `mtask schedule add` adds one")
+        return
+    now = client.server_time()
+    columns = (
+        Column("SCHEDULE", is_id=True),
+        Column("TASK", leaves=2),
+        Column("WHEN", wraps=True),
+        Column("NEXT", leaves=1),
+        Column("LAST", leaves=3),
+        Column("FIRED", right=True, leaves=4),
+        Column("SKIPPED", right=True, leaves=6),
+        Column("BY", leaves=5),
+    )
+    cli.say(*listing(columns, [_row(schedule, now) for schedule in found], cli.out.width))
+
+
+def _row(schedule: Schedule, now: datetime) -> list[str | Text]:
+    state = schedule.schedule_state
+    following: str | Text = "-" if state.next_fire_time is None else relative(state.next_fire_time, now)
+    return [
+        schedule.id,
+        schedule.name,
+        str(schedule.trigger),
+        Text("paused", style="yellow") if schedule.paused else following,
+        "-" if state.last_fire_time is None else relative(state.last_fire_time, now),
+        str(state.fired_cnt),
+        str(state.skipped_cnt),
+        schedule.source,
+    ]
+
+
+def show(cli: Cli, schedule_id: _Id) -> None:
+    """Show a schedule."""
+    client = cli.client(reads_only=True)
+    schedule = client.get_schedule(schedule_id)
+    if cli.is_json:
+        cli.json(schedule_document(schedule))
+        return
+    now, state = client.server_time(), schedule.schedule_state
+    lines = [
+        ("schedule", schedule.id),
+        ("task", f"{schedule.name}, queue {schedule.queue}"),
+        ("params", compact(schedule.params, 200)),
+        ("when", str(schedule.trigger)),
+        ("from", None if schedule.start_time is None else _shown(schedule, schedule.start_time)),
+        ("until", None if schedule.end_time is None else _shown(schedule, schedule.end_time)),
+        ("jitter", f"{schedule.jitter_ms} ms" if schedule.jitter_ms else None),
+        ("catch up", schedule.catch_up + (f", {schedule.catch_up_limit}" if schedule.catch_up == "all" else "")),
+        ("overlap", schedule.overlap),
+        ("paused", "yes" if schedule.paused else None),
+        ("next", None if state.next_fire_time is None else _at(schedule, state.next_fire_time, now)),
+        ("last", None if state.last_fire_time is None else _at(schedule, state.last_fire_time, now)),
+        ("last task", state.last_task_id),
+        ("fired", f"{state.fired_cnt:,}" + (f", {state.skipped_cnt:,} skipped" if state.skipped_cnt else "")),
+        ("made by", "the app that declares it" if schedule.source == "app" else "a client"),
+    ]
+    cli.say(*(Text(f"{label:<10}{clean(text)}") for label, text in lines if text is not None))
+
+
+def _at(schedule: Schedule, instant: datetime, now: datetime) -> str:
+    return f"{_shown(schedule, instant)}, {relative(instant, now)}"
+
+
+def next_firings(
+    cli: Cli,
+    schedule_id: _Id,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="NUMBER", help="Number of firings to print.")] = 5,
+) -> None:
+    """Print the next firings of a schedule."""
+    client = cli.client(reads_only=True)
+    found = client.next_firings(schedule_id, count)
+    schedule = client.get_schedule(schedule_id)
+    if cli.is_json:
+        cli.json([iso(firing) for firing in found])
+        return
+    if not found:
+        cli.notice(f"schedule {clean(schedule_id)!r} is {'paused' if schedule.paused else 'over'}")
+        return
+    now = client.server_time()
+    cli.say(*(Text(_at(schedule, firing, now)) for firing in found))
+
+
+def pause(cli: Cli, schedule_id: _Id) -> None:
+    """Stop firing a schedule until it is resumed."""
+    _report(cli, cli.client().pause_schedule(schedule_id))
+
+
+def resume(cli: Cli, schedule_id: _Id) -> None:
+    """Let a paused schedule fire again.
+
+    Firings that were missed during the pause are not made up.
+    """
+    _report(cli, cli.client().resume_schedule(schedule_id))
+
+
+def remove(
+    cli: Cli,
+    schedule_id: _Id,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> int:
+    """Remove a schedule.
+
+    The tasks that the schedule has published stay. On a terminal, the command asks for confirmation.
+    """
+    if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove schedule {clean(schedule_id)}?", err=True):
+        cli.notice("not removed")
+        return failures.OTHER
+    if not cli.client().remove_schedule(schedule_id):
+        raise ScheduleNotFound(schedule_id)
+    cli.answer({"schedule_id": schedule_id, "removed": True}, f"removed  {clean(schedule_id)}")
+    return failures.OK
+
+
+for _name, _function in (
+    ("add", add),
+    ("list", list_schedules),
+    ("show", show),
+    ("next", next_firings),
+    ("pause", pause),
+    ("resume", resume),
+    ("remove", remove),
+):
+    command(app, _name)(_function)

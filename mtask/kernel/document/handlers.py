@@ -1,0 +1,251 @@
+"""Handlers: a handler holds the function that runs tasks of one name, and the defaults of these tasks.
+
+A handler also checks params against the type hints of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+
+from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
+from mtask.kernel.document.identity import check_name, check_text
+from mtask.kernel.document.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
+from mtask.kernel.document.options import build_option
+from mtask.kernel.document.task import DEFAULT_QUEUE, describe_validation
+
+HANDLER_ATTRIBUTE = "__mtask_handler__"
+#: The name of the attribute that marks a class as the type of a handler's context parameter.
+CONTEXT_MARK = "__mtask_context__"
+OnException = Literal["retry", "fail"]
+#: The name of the task as which each task goes on after its success. A mapping holds the name for each kind of flow:
+#: the part of the flow's key before the first slash.
+NextNames: TypeAlias = str | Mapping[str, str]
+#: Where a handler runs: in the worker's process, or in an executor, a process of its own kind.
+IsolationKind: TypeAlias = Literal["process", "thread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function registered under a task name."""
+
+    name: str
+    function: Callable[..., Any]
+    queue: str
+    options: Mapping[str, Any]
+    on_exception: OnException
+    is_async: bool
+    context_parameter: str | None
+    arguments: type[BaseModel]
+    #: If the function has only one parameter: its name. Params that are not a mapping are the argument of this
+    #: parameter.
+    sole_parameter: str | None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    #: The parameters whose values are stored as lookups of the task.
+    lookup: tuple[str, ...] = ()
+    #: What `@app.task(next=...)` says, or None.
+    next: NextNames | None = None
+    #: Where the handler runs. None: the worker's options decide.
+    isolation: IsolationKind | None = None
+    #: Whether the function says that it returns None.
+    returns_nothing: bool = False
+
+    def next_name(self, flow_key: str | None) -> str | None:
+        """Return the name of the task as which a task goes on; None: it does not. `flow_key`: the key of its flow."""
+        if self.next is None or isinstance(self.next, str):
+            return self.next
+        return None if flow_key is None else self.next.get(flow_key.partition("/")[0])
+
+    def lookup_in(self, params: Any) -> dict[str, Any]:
+        """Return the lookups that these params give. A parameter without a value, or with None, gives none."""
+        return taken_from(params, self.lookup, self.sole_parameter) if self.lookup else {}
+
+    def bind(self, params: Any) -> dict[str, Any]:
+        """Return the keyword arguments of the function for these params; raise InvalidParams.
+
+        Params that are a mapping hold the arguments by name. None stands for no arguments. Any other value is the
+        argument of the only parameter.
+        """
+        if params is None and self.sole_parameter is None:
+            params = {}
+        if not self.fields and type(params) is dict and not params:
+            return {}  # nothing is expected, and nothing is given
+        if not isinstance(params, Mapping):
+            if params is None:
+                params = {}
+            elif self.sole_parameter is None:
+                raise InvalidParams(self.name, f"give a mapping of {self._expected()}, not {type(params).__name__}")
+            else:
+                params = {self.sole_parameter: params}
+        try:
+            bound = self.arguments.model_validate(dict(params))
+        except ValidationError as error:
+            raise InvalidParams(self.name, f"{describe_validation(error)} (expected {self._expected()})") from None
+        given = bound.model_fields_set
+        arguments = {parameter: getattr(bound, name) for name, parameter in self.fields.items() if name in given}
+        return {**arguments, **(bound.model_extra or {})}
+
+    def place_of(self, name: str) -> str | None:
+        """Return the parameter that takes an object with this field; None: there is none."""
+        return next((parameter for parameter, fields in self._objects().items() if name in fields), None)
+
+    def _objects(self) -> dict[str, list[str]]:
+        """Return the fields of the parameters that are pydantic models."""
+        hints = {parameter: self.arguments.model_fields[name].annotation for name, parameter in self.fields.items()}
+        return {
+            parameter: [field.alias or name for name, field in hint.model_fields.items()]
+            for parameter, hint in hints.items()
+            if inspect.isclass(hint) and issubclass(hint, BaseModel)
+        }
+
+    def _expected(self) -> str:
+        objects = self._objects()
+        names = [
+            f"{name}: {{{', '.join(objects[name])}}}" if name in objects else name for name in self.fields.values()
+        ]
+        return ", ".join(names) if names else "no arguments"
+
+
+def make_handler(
+    function: Callable[..., Any],
+    *,
+    name: str | None,
+    queue: str | None,
+    on_exception: OnException,
+    options: Mapping[str, Any],
+    lookup: Sequence[str] = (),
+    next_names: NextNames | None = None,
+    isolation: IsolationKind | None = None,
+) -> Handler:
+    """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
+    shown = getattr(function, "__qualname__", repr(function))
+    if not callable(function):
+        raise HandlerError(shown, "it is not callable")
+    if inspect.isclass(function):
+        raise HandlerError(shown, "it is a class: register a function, or an instance with __call__")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise HandlerError(shown, "it is a generator, which would never be run: return a value instead of yielding")
+    if name is None and getattr(function, "__name__", "") == "<lambda>":
+        raise HandlerError(shown, "a lambda has no name of its own: give one with name=...")
+    if on_exception not in ("retry", "fail"):
+        raise HandlerError(shown, f'on_exception is "retry" or "fail", not {on_exception!r}')
+    if isolation not in (None, "process", "thread"):
+        raise HandlerError(shown, f'isolation is "process" or "thread", not {isolation!r}')
+    build_option(options)
+    try:
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(_hinted(function), include_extras=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise HandlerError(shown, f"its type hints cannot be read ({error}); import what they name") from error
+    fields: dict[str, str] = {}
+    definitions: dict[str, Any] = {}
+    context_parameter, takes_extra = None, False
+    for parameter in signature.parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise HandlerError(shown, f"parameter {parameter.name!r} must be nameable: params come by name")
+        if _is_context(hint) or (hint is Any and parameter.name == "context"):
+            context_parameter = parameter.name
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_extra = True
+            continue
+        position = f"argument_{len(fields)}"
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[position] = parameter.name
+        definitions[position] = (hint, Field(default, alias=parameter.name))
+    looked_up = _lookup_names(shown, lookup, None if takes_extra else fields.values())
+    settings = ConfigDict(extra="allow" if takes_extra else "forbid", arbitrary_types_allowed=False)
+    try:
+        arguments = create_model(f"{shown}.arguments", __config__=settings, **definitions)
+    except PydanticUserError as error:
+        raise HandlerError(shown, f"its arguments cannot be validated: {str(error).splitlines()[0]}") from error
+    return Handler(
+        name=check_name(name if name is not None else getattr(function, "__name__", "")),
+        function=function,
+        queue=check_text("queue", queue if queue is not None else DEFAULT_QUEUE),
+        options=dict(options),
+        on_exception=on_exception,
+        is_async=inspect.iscoroutinefunction(_hinted(function)),
+        context_parameter=context_parameter,
+        arguments=arguments,
+        sole_parameter=next(iter(fields.values())) if len(fields) == 1 and not takes_extra else None,
+        fields=fields,
+        lookup=looked_up,
+        next=_checked_next(shown, next_names),
+        isolation=isolation,
+        returns_nothing=hints.get("return", Any) is type(None),
+    )
+
+
+def _checked_next(shown: str, given: NextNames | None) -> NextNames | None:
+    """Check the names of the tasks as which a task goes on; raise HandlerError."""
+    if isinstance(given, Mapping) and all(isinstance(kind, str) and "/" not in kind for kind in given):
+        names: list[object] = list(given.values())
+        given = dict(given)
+    elif given is None or isinstance(given, str):
+        names = [] if given is None else [given]
+    else:
+        advice = 'next is the name of a task, or names by the first part of the flow\'s key: {"import": "store"}'
+        raise HandlerError(shown, advice)
+    for name in names:
+        try:
+            check_name(name)
+        except InvalidName as error:
+            raise HandlerError(shown, f"next: {error}") from None
+    return given
+
+
+def _lookup_names(shown: str, names: Sequence[str], parameters: Collection[str] | None) -> tuple[str, ...]:
+    """Check the parameters that are lookups; raise HandlerError. `parameters`: all of them; None: any name is one."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise HandlerError(shown, 'lookup is a list of parameters, such as ["user_id"]')
+    checked = tuple(dict.fromkeys(names))
+    for name in checked:
+        try:
+            check_lookup_name(name)
+        except InvalidLookup as error:
+            raise HandlerError(shown, str(error)) from None
+        if parameters is not None and name not in parameters:
+            of = f"its parameters are {', '.join(parameters)}" if parameters else "it has none"
+            raise HandlerError(shown, f"lookup {name!r} is no parameter of it: {of}")
+    if len(checked) > MAX_LOOKUPS:
+        raise HandlerError(shown, f"a task has at most {MAX_LOOKUPS} lookups")
+    return checked
+
+
+def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the callable that has the type hints: the function inside a partial, or the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or inspect.isclass(function):
+        return function
+    call: Callable[..., Any] = getattr(function, "__call__")  # noqa: B004,B009 the object's own method, bound
+    return call
+
+
+def _is_context(hint: Any) -> bool:
+    candidates = [hint, *typing.get_args(hint)]
+    return any(getattr(candidate, CONTEXT_MARK, False) is True for candidate in candidates)
+
+
+def handler_of(task: object) -> Handler | None:
+    """Return the handler of a registered function, or a given Handler itself. For a name, return None.
+
+    Raises InvalidInput for any other object.
+    """
+    if isinstance(task, str):
+        return None
+    found = task if isinstance(task, Handler) else getattr(task, HANDLER_ATTRIBUTE, None)
+    if not isinstance(found, Handler):
+        raise InvalidInput(
+            f"{shown(task)} is no task: give its name, or a function registered with @app.task.", field="task"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""The driver of MongoDB: operations and the two stores that run them, connections, encoding, errors, rights."""

@@ -1,0 +1,247 @@
+"""Publishes tasks. A task is inserted only once, even if it is published several times.
+
+A policy sets the effect of a publish on a task that exists already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from pymongo import UpdateOne
+
+from mtask.errors import DuplicateKey, TaskExists, TaskRunning
+from mtask.kernel.document.parts import OPTIONAL
+from mtask.kernel.document.task import GatherKind
+from mtask.kernel.driver.bson import as_sent
+from mtask.kernel.driver.operation import Operation, command, tasks
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import filters
+from mtask.kernel.statements import publish as requests
+
+IfExists = Literal["keep", "update", "reject"]
+IfRunning = Literal["keep", "again"]
+_RACES = 5
+_REPLACED = ("queue", "params", "task_option", *OPTIONAL)
+
+
+@dataclass(slots=True)  # not frozen: that would make its creation several times as slow, and there are many
+class NewTask:
+    """A validated task, ready to be published. Nobody changes it."""
+
+    task_id: str
+    name: str
+    key: str
+    queue: str
+    params: Any
+    task_option: Mapping[str, Any]
+    #: The start of the task: an instant, or a delay after the publish. If it is None, the task starts at once.
+    start: datetime | timedelta | None = None
+    #: The lookups in their stored form. None: the task has none, and its document has no such field.
+    lookup: Sequence[Mapping[str, Any]] | None = None
+    #: Whom the ends of the task are told to, in its stored form. None: nobody, and its document has no such field.
+    callback: Mapping[str, Any] | None = None
+    #: The span that publishes the task. None: nobody traces it, and its document has no such field.
+    trace: Mapping[str, str] | None = None
+    #: Whose task it is. None: nobody's, and its document has no such field.
+    tenant: str | None = None
+    #: The name of the data key that encrypts the params. None: they are readable, and the document has no such field.
+    sealed: str | None = None
+
+    def fixed(self) -> dict[str, Any]:
+        """Return the fields that do not depend on the clock."""
+        made: dict[str, Any] = {"_id": self.task_id, "name": self.name, "key": self.key}
+        if self.tenant is not None:
+            made["tenant"] = self.tenant
+        made["queue"] = self.queue
+        made["params"] = self.params
+        made["task_option"] = self.task_option
+        if self.sealed is not None:
+            made["sealed"] = self.sealed
+        if self.lookup is not None:
+            made["lookup"] = self.lookup
+        if self.callback is not None:
+            made["callback"] = self.callback
+        if self.trace is not None:
+            made["trace"] = self.trace
+        return made
+
+    def guard(self) -> dict[str, Any]:
+        """Return the filter that matches the task in the database, if it is of this tenant."""
+        return {"_id": self.task_id} if self.tenant is None else {"_id": self.task_id, "tenant": self.tenant}
+
+    def start_expression(self) -> x.Expression:
+        """Return start_time as an expression that the server evaluates by its clock."""
+        if isinstance(self.start, timedelta):
+            return x.add_ms(x.NOW, milliseconds(self.start))
+        return self.start
+
+    def start_at(self, now: datetime) -> datetime | None:
+        """Return start_time, computed from the server's time `now`."""
+        return now + self.start if isinstance(self.start, timedelta) else self.start
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPolicy:
+    """How calls under one key gather. See `mtask.features.gathering.publish`."""
+
+    kind: GatherKind
+    debounce: timedelta | None = None
+    max_wait: timedelta | None = None
+    call_id: str | None = None  #: None: a fresh one
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The effect of a publish on a task that exists already."""
+
+    if_exists: IfExists = "keep"
+    clean_failed: bool = False
+    clean_success: bool = False
+    not_update_running: bool = False
+    gather: GatherPolicy | None = None
+    #: The time for which a task that has succeeded is kept. Thereafter, and after another end, a publish renews it.
+    window: timedelta | None = None
+
+    @property
+    def changes_existing(self) -> bool:
+        """Whether a publish may change an existing task."""
+        return self.if_exists == "update" or self.clean_failed or self.clean_success
+
+    @property
+    def replaces_options(self) -> bool:
+        """Whether a publish may replace the options of an existing task."""
+        return self.if_exists == "update" or self.gather is not None or self.window is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The result of a publish. It says whether the task is new, or whether an existing task was changed."""
+
+    task_id: str
+    created: bool
+    updated: bool
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Return a duration in ms, rounded up, so that no task starts early."""
+    return -(-duration // timedelta(milliseconds=1))
+
+
+def publish(task: NewTask, policy: Policy) -> Operation[Published]:
+    """Publish one task. This takes one round trip, or two if an existing task changes.
+
+    Raises TaskExists or TaskRunning, depending on the policy.
+    """
+    for _ in range(_RACES):
+        if (yield from _insert(task)):
+            return Published(task.task_id, created=True, updated=False)
+        if (yield from _strangers([task])):
+            raise TaskExists(task.task_id, not_of=task.tenant)
+        changed = yield from _change_existing(task, policy)
+        if changed is not None:
+            return Published(task.task_id, created=False, updated=changed)
+    raise TaskRunning(task.task_id)
+
+
+def _insert(task: NewTask) -> Operation[bool]:
+    pipeline = requests.publish(task.fixed(), task.start_expression())
+    for _ in range(_RACES):
+        try:
+            result = yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)
+        except DuplicateKey:
+            continue  # another publisher was faster; the next attempt finds the task
+        return result.upserted_id is not None
+    return False
+
+
+def _strangers(batch: Sequence[NewTask]) -> Operation[set[str]]:
+    """Return those of these tasks that exist already, and are not of the tenant for which they are published.
+
+    Who publishes for no tenant may give any key, also one that begins like those of a tenant.
+    """
+    tenants = {task.task_id: task.tenant for task in batch if task.tenant is not None}
+    if not tenants:
+        return set()
+    found = yield tasks("find", filters.by_ids([*tenants]), {"tenant": 1}).for_everybody()
+    return {document["_id"] for document in found if document.get("tenant") != tenants[document["_id"]]}
+
+
+def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
+    """Apply the policy; return whether it changed the task, or None if the task no longer exists."""
+    if policy.if_exists == "reject":
+        raise TaskExists(task.task_id)
+    if not policy.changes_existing:
+        return False
+    fixed = task.fixed()
+    replacement = {name: fixed.get(name) for name in _REPLACED} if policy.if_exists == "update" else None
+    pipeline = requests.republish(
+        replacement=replacement,
+        start=task.start_expression(),
+        clean_failed=policy.clean_failed,
+        clean_success=policy.clean_success,
+    )
+    guard = filters.not_running(task.task_id) if policy.not_update_running else {}
+    result = yield tasks("update_one", {**guard, **task.guard()}, pipeline)
+    if result.matched_count:
+        return bool(result.modified_count)
+    if policy.not_update_running:
+        exists = yield tasks("find_one", {"_id": task.task_id}, {"_id": 1})
+        if exists is not None:
+            raise TaskRunning(task.task_id)
+    return None
+
+
+def publish_many(
+    batch: Sequence[NewTask], policy: Policy, *, in_session: bool
+) -> Operation[list[Published | Exception]]:
+    """Publish many tasks. Return one entry for each task, in order: its result, a TaskExists or a TaskRunning.
+
+    One bulk insert stores the new tasks. Their create_time is the server's time, which is read once per call.
+
+    The insert reports an error for a task that exists already. In a transaction, this error would abort the
+    transaction. So a transaction uses a bulk upsert instead.
+    """
+    first: dict[str, int] = {}
+    for index, task in enumerate(batch):
+        first.setdefault(task.task_id, index)
+    unique = [batch[index] for index in first.values()]
+    if in_session:
+        upserts = [
+            UpdateOne({"_id": t.task_id}, requests.publish(t.fixed(), t.start_expression()), upsert=True)
+            for t in unique
+        ]
+        inserted = yield tasks("upserted", upserts)
+        created = {unique[index].task_id for index in inserted}
+    else:
+        hello = yield command("hello")
+        now: datetime = hello["localTime"]
+        # The tasks that start at once have one state: it is encoded once.
+        at_once = requests.task_document({}, None, now)
+        at_once["task_state"] = as_sent(at_once["task_state"])
+        documents = [
+            {**t.fixed(), **at_once} if t.start is None else requests.task_document(t.fixed(), t.start_at(now), now)
+            for t in unique
+        ]
+        existing = yield tasks("insert_new", documents)
+        created = {task.task_id for index, task in enumerate(unique) if index not in existing}
+    results: list[Published | Exception] = []
+    strangers = yield from _strangers([task for task in unique if task.task_id not in created])
+    for index, task in enumerate(batch):
+        if task.task_id in created and first[task.task_id] == index:
+            results.append(Published(task.task_id, created=True, updated=False))
+            continue
+        if task.task_id in strangers:
+            results.append(TaskExists(task.task_id, not_of=task.tenant))
+            continue
+        try:
+            changed = yield from _change_existing(task, policy)
+            if changed is None:
+                results.append((yield from publish(task, policy)))
+            else:
+                results.append(Published(task.task_id, created=False, updated=changed))
+        except (TaskExists, TaskRunning) as error:
+            results.append(error)
+    return results

@@ -1,0 +1,48 @@
+"""Relays: who is told what the outbox of a task holds.
+
+A change of a task writes, with itself, what the task owes. Whoever has made the change then settles it by the relays.
+If that process dies, the mark is still there, and any worker finds it. So no place that ends tasks names a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mtask.errors import DatabaseError
+from mtask.kernel.driver.operation import Operation
+
+
+class Ended(Protocol):
+    """What a relay knows of a run that has ended."""
+
+    is_step: bool
+    owes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Tells others what tasks owe them, and crosses it off."""
+
+    #: The field that a task has while it owes something.
+    mark: str
+    #: Settles what these tasks owe. Tasks that owe nothing are left out.
+    settle: Callable[[Sequence[str]], Operation[None]]
+    #: Whether the end of a run may make its task owe something. The second argument: whether the task goes on.
+    concerns: Callable[[Ended, bool], bool]
+
+
+def settle_all(relays: Sequence[Relay], task_ids: Sequence[str]) -> Operation[None]:
+    """Settle all that these tasks owe."""
+    for relay in relays:
+        yield from relay.settle(task_ids)
+
+
+def settle_marked(relays: Sequence[Relay], document: Mapping[str, Any]) -> Operation[None]:
+    """Settle what a task owes, as its document says. If the database fails, any worker does it within seconds."""
+    for relay in relays:
+        if document.get(relay.mark) is not None:
+            with suppress(DatabaseError):
+                yield from relay.settle([document["_id"]])

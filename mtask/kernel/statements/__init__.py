@@ -1,0 +1,1 @@
+"""Statements: expressions, the rules as server expressions, filters, and the pipeline of each transition."""

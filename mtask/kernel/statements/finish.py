@@ -1,0 +1,90 @@
+"""Outcomes: how a run ends, and the fields that its end writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import rules
+from mtask.kernel.statements.outbox import OwedTask
+
+
+# It is made for each run, and never changed. A frozen dataclass takes three times as long to make.
+@dataclass(slots=True)
+class Outcome:
+    """The end of a run as the worker reports it. The server adds the times and derives the task's other fields."""
+
+    task_id: str
+    run_id: str
+    status: Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]
+    returns: Any = None
+    reason: str | None = None
+    final: bool = False
+    #: Whether the run met a conflict with another transaction.
+    conflict: bool = False
+    #: The delay before the next attempt, in ms. If it is None, a FAIL gets the delay from the task's options, and any
+    #: other outcome gets no delay.
+    delay_ms: int | None = None
+    jitter: float = 0.0
+    #: The progress that the handler reported last, if it is not written yet.
+    progress: Mapping[str, Any] | None = None
+    #: The task as which this one goes on, if this run makes it SUCCESS.
+    next: OwedTask | None = None
+    #: The incarnation of this worker, if the outcome is committed by a transaction and the value is still to follow.
+    returns_owed_by: str | None = None
+    #: The span of the run. It is stored where another run may follow, which links to it.
+    traceparent: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are merged into the run."""
+        if self.status is RunStatus.SUCCESS:
+            owed = {} if self.returns_owed_by is None else {"returns_owed_by": self.returns_owed_by}
+            return {"status": self.status.value, "returns": self.returns, **owed}
+        merged: dict[str, Any] = {"status": self.status.value, "fail_reason": self.reason}
+        if self.final:
+            merged["final"] = True
+        if self.traceparent is not None:
+            merged["traceparent"] = self.traceparent
+        if self.conflict:
+            merged["conflict"] = True
+        return merged
+
+
+def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:
+    """Return the delay that the task's options set between a FAIL and the next try.
+
+    For an outcome other than FAIL, such as a hand-back, the delay is null.
+    """
+    # The worker_id of the ending run needs a variable of its own, because `worker_failures` uses `$$run` for other
+    # runs.
+    own = {"$let": {"vars": {"workerId": "$$run.worker_id"}, "in": rules.worker_failures("$$workerId", now)}}
+    by_scope = {"$cond": [{"$eq": [f"{x.OPTION}.retry_scope", "worker"]}, own, f"{x.STATE}.failed_cnt"]}
+    delay = rules.retry_delay_ms({"$add": [by_scope, 1]}, mine([outcome.jitter for outcome in outcomes]))
+    is_fail = mine([outcome.status is RunStatus.FAIL for outcome in outcomes])
+    return {"$cond": [is_fail, delay, None]}
+
+
+def reported_progress(outcomes: Sequence[Outcome], now: x.Expression) -> list[x.Expression]:
+    """Return a list with one expression, the progress to merge into `$$run`.
+
+    The list is empty if no progress was reported.
+    """
+    reported = {outcome.run_id: outcome.progress for outcome in outcomes if outcome.progress is not None}
+    return [progress_of(reported, now)] if reported else []
+
+
+def progress_of(progress: Mapping[str, Mapping[str, Any]], now: x.Expression) -> x.Expression:
+    """Return the progress to merge into `$$run`.
+
+    It is {} if no progress was reported for this run, or if the reported progress is already stored.
+    """
+    index = {"$indexOfArray": [x.literal(list(progress)), "$$run.run_id"]}
+    reported = {"$arrayElemAt": [x.literal([dict(value) for value in progress.values()]), "$$index"]}
+    # If the reported progress equals the stored one, the stored time stays. A worker sends the same progress again if
+    # the first reply was lost.
+    there, fresh = ({"$mergeObjects": [value, {"time": now}]} for value in ("$$run.progress", reported))
+    is_known = {"$or": [{"$lt": ["$$index", 0]}, {"$eq": [there, fresh]}]}
+    return {"$let": {"vars": {"index": index}, "in": {"$cond": [is_known, {}, {"progress": fresh}]}}}

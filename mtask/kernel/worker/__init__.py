@@ -1,0 +1,1 @@
+"""The worker: finds, claims and runs tasks with the handlers of an app."""

@@ -1,0 +1,1 @@
+"""How a worker finds tasks: the change stream, fetches, the inbox, the buffer, and what dead workers left undone."""

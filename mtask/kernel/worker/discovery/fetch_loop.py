@@ -1,0 +1,296 @@
+"""Scans: decides when the worker asks the database for tasks that are due or soon will be.
+
+There is a scan at intervals, after a break of the change stream, and when the queue has drained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from time import monotonic
+
+from mtask.database import setup
+from mtask.errors import MtaskError, OperationFailed
+from mtask.features.controls.worker import Controls
+from mtask.features.flows.worker import FlowJanitor
+from mtask.kernel.document.rules import HORIZON
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.fetch import MAX_ALL_PAUSE, Batches
+from mtask.kernel.worker.discovery.ranks import Ranks
+from mtask.kernel.worker.discovery.reaper import TaskJanitor
+from mtask.kernel.worker.discovery.rereads import Lookups
+from mtask.kernel.worker.discovery.roster import Roster
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Part
+from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.timing import Backoff, wake_or_wait
+
+_PAUSE, _MAX_PAUSE = 0.1, 2.0
+#: The least time between two refills, in seconds.
+_REFILL_PAUSE = 0.05
+#: The same where a refill brings the tasks of all workers, as most of these tasks are claimed by the others meanwhile.
+#: The pause is also this multiple of the last such scan's duration: on a busy server, helpers must not be what slows
+#: the others down.
+#: But it is no longer than `MAX_ALL_PAUSE`.
+_HELP_PAUSE, _HELP_TIMES = 0.2, 10
+#: The change stream tells of changed controls and of malformed tasks. In case it has missed one, each n-th regular scan
+#: looks for them: once a minute. A full scan follows a break of the stream, so it looks for malformed tasks, too.
+_RECHECKED_EVERY = 12
+
+
+class Scans:
+    """Has the batches of tasks read when they are wanted, and the worker's upkeep done at intervals."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        queue: PreemptionQueue,
+        controls: Controls,
+        batches: Batches,
+        lookups: Lookups,
+        ranks: Ranks,
+        janitor: TaskJanitor,
+        flow_janitor: FlowJanitor,
+        parts: Sequence[Part],
+    ) -> None:
+        self._scope = scope
+        self._store = scope.store
+        self._queue = queue
+        self._controls = controls
+        self._batches = batches
+        self._lookups = lookups
+        self._ranks = ranks
+        self._roster = Roster(scope, ranks)
+        self._janitor = janitor
+        self._flow_janitor = flow_janitor
+        self._parts = parts
+        self._wake = asyncio.Event()
+        #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
+        #: scan is under way: then another full scan follows.
+        self._full_asked, self._full_done = 1, 0
+        self._is_setup_due = False
+        self._is_refill = False
+        #: Whether tasks are wanted for the permits of some queues.
+        self._is_for_permits = False
+        #: Whether a scan is under way, and whether a refill was asked for meanwhile. The scan may bring enough.
+        self._is_scanning = self._is_refill_asked = False
+        #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
+        #: count is limited to the share if the share had enough tasks, or if another share scan may follow.
+        self._scanned, self._counts_own = 0, False
+        self._scanned_at = 0.0
+        #: Set while the last scan left due tasks unread.
+        self.was_cut = asyncio.Event()
+        #: The timer of a refill that must wait, because the last scan was too recent.
+        self._refill: asyncio.TimerHandle | None = None
+        #: The timer of a refill that follows a scan which was too early to read all that it should.
+        self._put_off: asyncio.TimerHandle | None = None
+        self._is_stopping = False
+        self.is_ready = asyncio.Event()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._is_stopping = True
+        self._wake.set()
+        for timer in (self._refill, self._put_off):
+            if timer is not None:
+                timer.cancel()
+
+    def ask_full(self) -> None:
+        """Make a full scan soon: for all waiting tasks, not only for tasks of this worker's share."""
+        self._full_asked += 1
+        self._batches.begin_beside_anew()
+        self._roster.ask_now()  # workers may have come or gone while no stream was open
+        self._wake.set()
+
+    def ask_peers(self) -> None:
+        """Read the live workers again soon. Call this when workers have come or gone."""
+        self._roster.ask()
+        self._wake.set()
+
+    def ask_setup(self) -> None:
+        """Create the collections again and scan soon. Call this when the collections were dropped."""
+        self._is_setup_due = True
+        self._wake.set()
+
+    def ask_soon(self) -> None:
+        """Scan soon for due tasks."""
+        self._is_refill = True
+        self._wake.set()
+
+    def ask_for_permits(self) -> None:
+        """Scan soon the queues of which few tasks wait here for permits."""
+        self._is_for_permits = True
+        self._wake.set()
+
+    def refill(self) -> None:
+        """Scan again soon if most tasks of the last scan have left the queue and more tasks are known to wait."""
+        if self._is_scanning:
+            self._is_refill_asked = True
+            return
+        if self._refill is not None or not (self._is_low or self._batches.is_low_in_isolated):
+            return
+        is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
+        help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._batches.all_took), MAX_ALL_PAUSE)
+        pause = help_pause if is_helping else _REFILL_PAUSE
+        pause += self._scanned_at - monotonic()
+        if pause > 0:
+            self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
+        else:
+            self._queue.has_more = False
+            self._is_refill = True
+            self._wake.set()
+
+    @property
+    def _is_low(self) -> bool:
+        """Whether most tasks of the last scan have left the queue, and more wait."""
+        if not self._queue.has_more:
+            return False
+        return self._queue.ready_count(monotonic(), own_only=self._counts_own) * 4 <= self._scanned
+
+    def _refill_late(self) -> None:
+        self._refill = None
+        self.refill()
+
+    def _refill_put_off(self) -> None:
+        self._put_off = None
+        self.refill()
+
+    async def run(self) -> None:
+        """Scan until `stop`: at intervals of half a horizon, and soon after each request of another method."""
+        pauses = Backoff(_PAUSE, _MAX_PAUSE)
+        next_regular = 0.0
+        regular_cnt = 0
+        has_failed = False
+        while not self._is_stopping:
+            try:
+                asked = self._full_asked
+                is_regular, is_full = monotonic() >= next_regular, self._is_full_due
+                self._is_refill &= not (is_regular or is_full)
+                is_for_permits, self._is_for_permits = self._is_for_permits, False
+                if is_regular or is_full or self._is_refill or self._is_setup_due or has_failed:
+                    await self._scan(is_full=is_full)
+                elif is_for_permits:
+                    self._wake.clear()
+                    await self._batches.scan_for_permits()
+                else:
+                    # Workers have come or gone. The stream tells of new tasks, so a scan would bring none.
+                    self._wake.clear()
+                    await self._read_peers()
+                if is_regular or is_full:
+                    if self._queue.has_more or self._queue.has_more_isolated or self._lookups.forgot_leases():
+                        await self._batches.scan_within(HORIZON, begun_only=True)
+                    # All workers scan after a break or a control. Their next scans must not all come at one moment.
+                    part = random.uniform(0.5, 1) if is_full else 1
+                    next_regular = monotonic() + part * HORIZON.total_seconds() / 2
+                    # What is done only now and then must come about, whatever fails before it.
+                    regular_cnt += 1
+                    await self._upkeep(regular_cnt - 1, is_full=is_full)
+                    self._full_done = asked
+                pauses.reset()
+                has_failed = False
+                self.is_ready.set()
+            except Exception as error:
+                has_failed = True
+                if isinstance(error, MtaskError):
+                    logger.warning("scan failed, will be repeated", extra=fields(reason=told(error)))
+                else:
+                    logger.exception("scan failed, will be repeated")
+                # An index that the scan needs may have been dropped, either alone or with its collection.
+                self._is_setup_due |= isinstance(error, OperationFailed)
+                self._note_cut(was_cut=False)
+                self._wake.clear()
+                await wake_or_wait(self._wake, pauses.next())
+                continue
+            await wake_or_wait(self._wake, max(0.0, min(next_regular, self._roster.due_at) - monotonic()))
+
+    @property
+    def _is_full_due(self) -> bool:
+        return self._full_done < self._full_asked
+
+    async def _scan(self, *, is_full: bool) -> None:
+        self._is_scanning = True
+        try:
+            await self._scan_once(is_full=is_full)
+        finally:
+            self._is_scanning = False
+        if self._is_refill_asked:
+            self._is_refill_asked = False
+            self.refill()
+        if self._batches.is_beside_put_off and self._put_off is None:
+            self._batches.is_beside_put_off = False
+            self._put_off = asyncio.get_running_loop().call_later(self._batches.until_beside, self._refill_put_off)
+
+    async def _scan_once(self, *, is_full: bool) -> None:
+        self._wake.clear()
+        is_refill, self._is_refill = self._is_refill, False
+        if self._is_setup_due:
+            await self._store.run(setup.ensure())
+            self._is_setup_due = False
+            self._scope.signals.collections_made.send()
+        await self._read_peers()
+        if is_refill and self._batches.is_low_in_isolated:
+            await self._batches.scan_isolated()
+        was_cut = is_refill and await self._batches.scan_share()
+        if not was_cut and not is_full and (is_refill or self.was_cut.is_set()):
+            may_go_on = await self._batches.look_at_all(is_refill=is_refill)
+            was_cut = may_go_on and (not is_refill or await self._batches.scan_share())
+        if not was_cut:
+            was_cut = await self._batches.scan_all(is_refill=is_refill)
+            if was_cut and is_refill and self._queue.ready_count(monotonic(), own_only=True) * 2 < self._queue.capacity:
+                await self._batches.scan_share()
+        self._note_cut(was_cut=was_cut)
+        self._count_ready(is_refill=is_refill)
+
+    def _count_ready(self, *, is_refill: bool) -> None:
+        now = monotonic()
+        counts_own = self._batches.has_enough_own or self._batches.has_share
+        count = self._queue.ready_count(now, own_only=counts_own)
+        if not is_refill and self.was_cut.is_set() and counts_own == self._counts_own:
+            # A scan that is no refill may have brought little. The next refill comes as if it had not been.
+            count = max(count, self._scanned)
+        self._scanned, self._scanned_at, self._counts_own = count, now, counts_own
+
+    @property
+    def scan_cnt(self) -> int:
+        """The number of batch queries so far."""
+        return self._batches.count
+
+    @property
+    def is_in_backlog(self) -> bool:
+        """Whether this worker works off a plain backlog: more due tasks wait than the last scan has brought."""
+        return self.was_cut.is_set() and self._batches.is_plain
+
+    def _note_cut(self, *, was_cut: bool) -> None:
+        if was_cut:
+            self.was_cut.set()
+        else:
+            self.was_cut.clear()
+
+    async def _upkeep(self, count: int, *, is_full: bool) -> None:
+        if count % _RECHECKED_EVERY == 1:
+            self._controls.wake()
+        if is_full:
+            await self._full_upkeep()
+        if is_full or count % _RECHECKED_EVERY == 0:
+            await self._janitor.look_for_malformed()
+        await self._flow_janitor.look_after(count)
+        for part in self._parts:
+            await part.upkeep(count, is_full=is_full)
+        if count % 2 == 0:
+            await self._janitor.settle_lapsed()
+        else:
+            self._roster.ask_now()
+        await self._lookups.check_held([run.task_id for run in self._scope.ledger.runs])
+
+    async def _full_upkeep(self) -> None:
+        # A collection may have been dropped while no stream was open. A scan of a dropped collection reports no error.
+        if not await self._store.run(setup.is_there()):
+            self._is_setup_due = True
+            self._wake.set()
+        await self._janitor.note_unserved()
+        await self._flow_janitor.look_for_flows()
+
+    async def _read_peers(self) -> None:
+        if await self._roster.read_if_due():
+            self._batches.begin_share_anew()

@@ -1,0 +1,87 @@
+"""The janitor of tasks: settles lapsed runs that no worker has rescued, and finds malformed and unserved tasks.
+
+The loop in `Scans.run` calls it at intervals, and again after the database has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import find_due as finding
+from mtask.kernel.worker.discovery.inbox import MAX_UNSERVED, Inbox
+from mtask.kernel.worker.discovery.quarantine import Quarantine
+from mtask.kernel.worker.discovery.questions import Questions
+from mtask.kernel.worker.discovery.reaped import count_lapses
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.scope import Scope
+
+#: The time after a lease has lapsed, in ms. If no worker has preempted the task by then, any worker settles the run.
+_SETTLE_GRACE_MS = 2_000
+_SETTLE_LIMIT = 500
+#: The time limit for settling tasks, whose documents may be locked. The second value is the most tasks that are settled
+#: at the same time, each in a statement of its own.
+_SETTLE_TIMEOUT, _MAX_APART = timedelta(seconds=1), 16
+_MALFORMED_LIMIT = 1000
+
+
+class TaskJanitor:
+    """Settles lapsed runs, and finds tasks that no scan for due tasks finds."""
+
+    def __init__(self, scope: Scope, quarantine: Quarantine, questions: Questions, inbox: Inbox) -> None:
+        self._scope = scope
+        self._store = scope.store
+        self._quarantine = quarantine
+        self._questions = questions
+        self._inbox = inbox
+
+    async def note_unserved(self) -> None:
+        """Note the names of waiting tasks in this worker's queues for which this worker has no handler."""
+        scope = self._scope
+        for name in await self._store.run(finding.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
+            self._inbox.note_unserved(str(name))
+
+    async def look_for_malformed(self) -> None:
+        """Ask for a lookup of the malformed documents that no scan can find."""
+        found = await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT))
+        self._questions.suspect_all(document["_id"] for document in found)
+
+    async def settle_lapsed(self) -> None:
+        """Close the lapsed runs of tasks that no worker has preempted."""
+        lapsed = await self._store.run(finding.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
+        if not task_ids:
+            return
+        try:
+            closed_cnt = await self._store.run(claims.settle(task_ids, _SETTLE_TIMEOUT))
+            await count_lapses(self._scope, task_ids, closed_cnt)
+            if closed_cnt < len(task_ids):
+                self._questions.suspect_all(task_ids)  # another worker was faster, or some tasks are malformed
+        except (OperationFailed, DatabaseTimeout):
+            # A single document that is malformed, too large or locked makes the whole batch fail or wait.
+            await self._settle_apart(task_ids)
+
+    async def _settle_apart(self, task_ids: Sequence[Any]) -> None:
+        """Settle each task in a statement of its own.
+
+        So a locked or unchangeable document does not hold up the others.
+        """
+        at_once = asyncio.Semaphore(_MAX_APART)
+        await asyncio.gather(*(self._settle_alone(task_id, at_once) for task_id in task_ids))
+
+    async def _settle_alone(self, task_id: Any, at_once: asyncio.Semaphore) -> None:
+        try:
+            async with at_once:
+                closed_cnt = await self._store.run(claims.settle([task_id], _SETTLE_TIMEOUT))
+            await count_lapses(self._scope, [task_id], closed_cnt)
+        except DatabaseTimeout:
+            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
+            self._quarantine.hold_up(task_id)
+        except OperationFailed as error:
+            self._questions.doubt(task_id, error)
+        except MtaskError as error:
+            logger.warning("task not settled", extra=fields(task=task_id, reason=told(error)))

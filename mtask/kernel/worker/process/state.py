@@ -1,0 +1,109 @@
+"""The ledger: the tasks that this worker claims, holds and runs.
+
+For each task, the ledger also knows the time of this worker's latest news about it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from time import monotonic
+
+from mtask.kernel.worker.running.run import HeldRun
+
+#: The ledger forgets claims that are older than `_RECENT`, in seconds. It never forgets the newest `_MIN_CLAIMED`
+#: claims.
+_RECENT, _MIN_CLAIMED = 60.0, 4000
+#: The ledger forgets events of the stream that are older than `_NEWS`, in seconds. It forgets none while it knows at
+#: most `_MIN_HEARD` tasks. No read takes longer than `_NEWS`, so each read can be compared with the events that came
+#: during the read.
+_NEWS, _MIN_HEARD = 20.0, 2000
+
+
+class Ledger:
+    """The knowledge about tasks that all parts of a worker share. The ledger decides nothing and wakes no part."""
+
+    def __init__(self) -> None:
+        #: The ids of the tasks whose claim is under way.
+        self.claiming: set[str] = set()
+        #: The runs whose handlers are under way, by run_id.
+        self.running: dict[str, HeldRun] = {}
+        #: The names of tasks that wait in this worker's queues and for which this worker has no handler.
+        self.unserved_names: set[str] = set()
+        #: The names of the data keys that this worker cannot use. "*": it has no keys at all.
+        self.unusable_keys: set[str] = set()
+        #: Whether the database is known to hold flows, or tasks that go on as others.
+        self.has_flows = False
+        #: The fields by which the ends of tasks concern others, as far as this worker has met such tasks.
+        self.owing: set[str] = set()
+        #: Whether other live workers serve a queue of this worker, as far as it knows.
+        self.has_peers = True
+        self._held: dict[str, HeldRun] = {}
+        #: The time of this worker's last claim of each task (monotonic seconds), the oldest claim first.
+        self._claimed: OrderedDict[str, float] = OrderedDict()
+        #: The time of the last event that the stream brought for each task (monotonic seconds).
+        self._heard: dict[str, float] = {}
+        self._heard_limit = _MIN_HEARD
+
+    @property
+    def runs(self) -> list[HeldRun]:
+        """The runs whose handlers are under way."""
+        return list(self.running.values())
+
+    @property
+    def held(self) -> Collection[HeldRun]:
+        """The runs that this worker holds. Some may not have started yet."""
+        return self._held.values()
+
+    def held_run(self, task_id: str) -> HeldRun | None:
+        """Return the run of this task that this worker holds, or None. The run may not have started yet."""
+        return self._held.get(task_id)
+
+    def hold(self, run: HeldRun) -> None:
+        """Add a claimed run."""
+        self._held[run.task_id] = run
+        self.has_flows |= run.is_step or run.is_chained
+        self.owing |= run.owes
+
+    def forget(self, run: HeldRun) -> None:
+        """Remove this run. If the ledger holds a newer run of the same task, the newer run stays."""
+        if self._held.get(run.task_id) is run:
+            del self._held[run.task_id]
+
+    def claimed(self, task_id: str, now: float) -> None:
+        """Note that this worker claimed the task at `now` (monotonic seconds)."""
+        self._claimed[task_id] = now
+        self._claimed.move_to_end(task_id)
+
+    def was_claimed(self, task_id: str) -> bool:
+        """Whether this worker claimed the task recently."""
+        return task_id in self._claimed
+
+    def forget_old_claims(self, now: float) -> None:
+        """Forget claims that are more than a minute old, if the ledger holds many claims."""
+        while len(self._claimed) > _MIN_CLAIMED:
+            task_id, when = self._claimed.popitem(last=False)
+            if when > now - _RECENT:
+                self._claimed[task_id] = when
+                self._claimed.move_to_end(task_id, last=False)
+                return
+
+    def heard(self, task_id: str) -> None:
+        """Note that the stream brought an event of the task."""
+        now = monotonic()
+        self._heard[task_id] = now
+        if len(self._heard) > self._heard_limit:
+            self._heard = {heard: when for heard, when in self._heard.items() if when > now - _NEWS}
+            self._heard_limit = max(_MIN_HEARD, 2 * len(self._heard))
+
+    def is_old_news(self, task_id: str, sent: float) -> bool:
+        """Whether a read was sent before the task's last event, or before this worker's last claim of the task.
+
+        `sent`: the time at which the read was sent (monotonic seconds).
+        """
+        return self._claimed.get(task_id, 0.0) > sent or self._heard.get(task_id, 0.0) > sent
+
+    def is_beyond(self, task_id: str, sent: float) -> bool:
+        """Whether a read that was sent at `sent` says nothing new about a task: it is old news, or claimed here."""
+        # A claim that is under way is newer than the read.
+        return task_id in self.claiming or task_id in self._held or self.is_old_news(task_id, sent)

@@ -1,0 +1,379 @@
+"""The worker: starts, serves and stops. `mtask.parts.assembly` builds its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from mtask.app.app import App
+from mtask.database import setup
+from mtask.errors import HandlerError, MtaskError, WorkerError, WorkerIdInUse
+from mtask.features.controls.worker import Controls
+from mtask.features.encryption.vault import check_installed
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.worker.process import aside, health
+from mtask.kernel.worker.process.health import HealthFile
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.options import CONCURRENCIES, WorkerOptions
+from mtask.kernel.worker.process.pulse import INTERVAL, Pulse, Witness
+from mtask.kernel.worker.process.registration import Registrar, heartbeat, registration
+from mtask.kernel.worker.process.scope import Scope, Vitals
+from mtask.kernel.worker.process.systemd import ServiceWitness
+from mtask.kernel.worker.process.tally import Tally
+from mtask.kernel.worker.process.tempo import Tempo
+from mtask.kernel.worker.process.time import ServerClock
+from mtask.kernel.worker.process.timing import enduring
+from mtask.kernel.worker.running.outcomes import ended
+from mtask.kernel.worker.running.run import EndReason
+from mtask.parts.assembly import Assembly, Parts, connections, extended, ping_store
+
+Document = dict[str, Any]
+
+#: The time that a cancelled async handler has to clean up, in seconds. After this time the run is handed back, even if
+#: the handler continues.
+_CANCEL_GRACE = 2.0
+#: The time limit for writing the last outcomes during a stop, in seconds.
+_LAST_WRITES = 5.0
+#: The time limit for an orderly end of the process after a second stop request, in seconds.
+_AT_ONCE = 3.0
+
+
+class Worker:
+    """The worker of one process. Call `run` in an event loop. `stop` may be called from any thread."""
+
+    def __init__(self, app: App, options: WorkerOptions) -> None:
+        """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
+        app, options = extended(app, options)
+        if not app.handlers:
+            raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
+        app.schedules  # noqa: B018  raises if a schedule is invalid
+        self._app = app
+        if options.encryption is None and app.encryption is not None:
+            options = replace(options, encryption=app.encryption)
+        if options.encryption is not None:
+            check_installed()
+        self._options = options
+        self._hooks = app.hooks.begin()
+        self.queues = options.checked_queues(app)
+        self.worker_id = options.checked_worker_id()
+        options.checked_executors(app)
+        if options.health_file is not None:
+            health.check(options.health_file)
+        options.logs.check()
+        self._vitals = Vitals(options.checked_concurrency())
+        self._parts: Parts | None = None
+        self._pulse: Pulse | None = None
+        self._failure: MtaskError | None = None
+        self._stop_requests = 0
+        self._stop_reason = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._at_once = asyncio.Event()
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The status of the worker."""
+        return self._vitals.status
+
+    @property
+    def parts(self) -> Parts:
+        """The worker's parts; raises RuntimeError if the worker is not registered yet."""
+        if self._parts is None:
+            raise RuntimeError("the worker is not registered yet")
+        return self._parts
+
+    @property
+    def tally(self) -> Tally:
+        """What this worker has counted since its start. Any thread may read it."""
+        return Tally() if self._parts is None else self._parts.scope.meter.tally
+
+    def slots(self) -> dict[str, int]:
+        """Return the number of this worker's slots by state. Any thread may call this."""
+        busy = 0 if self._parts is None else self._parts.slots.running_cnt
+        return {"busy": busy, "free": max(0, self._vitals.concurrency - busy)}
+
+    @property
+    def _has_own_handlers(self) -> bool:
+        """Whether some handlers run in this process, and not in executors."""
+        return not all(self._options.executors.isolates(handler) for handler in self._app)
+
+    # --- stop ---------------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "asked to stop") -> None:
+        """Stop gracefully; at the second call, stop at once. Any thread and any signal handler may call this."""
+        self._stop_requests += 1
+        if self._stop_requests == 1:
+            self._stop_reason = reason
+        self._arm_last_resort()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take_stop)
+
+    def _take_stop(self) -> None:
+        if self._stop_requests > 1:
+            self._at_once.set()
+        self._stopping.set()
+
+    def _pinger_ended(self) -> None:
+        """Hand all runs back while their leases last, and end with an error: so a supervisor starts another."""
+        why = "the thread that keeps the leases has ended"
+        self._failure = WorkerError(f"{why}: start the worker again, the log may say why.")
+        self.stop(why)
+        self.stop(why)
+
+    # --- run ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until `stop`.
+
+        Raises DatabaseError if the database cannot be used at the start. Raises HandlerError if a start hook of the app
+        fails. Raises WorkerIdInUse if another process has the worker_id at the start. Raises it also if another process
+        takes the worker_id over while this process cannot reach the database. Raises WorkerError if the pinger's thread
+        has ended by itself.
+        """
+        self._loop = asyncio.get_running_loop()
+        if self._stop_requests:
+            self._take_stop()
+        name = f"mtask-worker:{self.worker_id}"
+        async with AsyncExitStack() as closing:
+            pings = ping_store(self._options, name)
+            closing.push_async_callback(aside.to_thread, pings.close)
+            # The pinger's thread ends only after the other connections are closed. If closing them hangs, the thread
+            # ends the process.
+            closing.push_async_callback(self._stop_pinger)
+            opened = await closing.enter_async_context(connections(self._options, name))
+            scope, registrar, document = await self._register(opened.store)
+            made = Assembly(self._app, self._options, scope, opened, pings, registrar, self._hooks.values)
+            self._parts = parts = made.build()
+            scope.signals.heartbeat_answered.connect(self._take_registered)
+            scope.signals.pinger_ended.connect(self._pinger_ended)
+            _heard(parts.controls, document, was_silent=False)
+            await parts.controls.begin()
+            await self._serve(parts)
+            if self._failure is not None:
+                raise self._failure
+
+    async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document]:
+        """Set the database up and register the worker; return the worker's scope, registrar and document."""
+        options, names = self._options, sorted(self._app.handlers)
+        sent = monotonic()
+        server_time = await store.run(setup.ensure())
+        clock = ServerClock(server_time, sent, monotonic())
+        own = registration(self.worker_id, self.queues, names, options.concurrency, options.heartbeat_timeout)
+        registrar = Registrar(store, own)
+        sent = monotonic()
+        document = await registrar.register()
+        tempo = Tempo(monotonic() - sent)
+        return Scope(store, self.worker_id, self.queues, names, clock, tempo, self._vitals), registrar, document
+
+    async def _stop_pinger(self) -> None:
+        if self._parts is not None:
+            await aside.to_thread(self._parts.pinger.stop)
+
+    async def _serve(self, parts: Parts) -> None:
+        parts.pinger.start()
+        self._pulse = self._started_pulse(parts)
+        if parts.keeper is not None:
+            parts.keeper.start()
+        logger.info(
+            "worker started",
+            extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
+        )
+        try:
+            if self._has_own_handlers:
+                await self._hooks.start()
+            # A client that pauses a queue waits until every live worker has confirmed the pause. So a stopping worker
+            # goes on confirming pauses until its end.
+            async with asyncio.TaskGroup() as to_the_end:
+                to_the_end.create_task(enduring(parts.controls.run))
+                to_the_end.create_task(enduring(parts.controls.run_confirming))
+                to_the_end.create_task(enduring(parts.limits.run_giving_back))
+                if parts.keeper is not None:
+                    to_the_end.create_task(enduring(parts.keeper.run))
+                try:
+                    await self._work(parts)
+                    await self._finish_runs(parts)
+                finally:
+                    parts.controls.stop()
+                    parts.limits.stop()
+                    if parts.keeper is not None:
+                        parts.keeper.stop()
+        finally:
+            await self._end(parts)
+        logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
+
+    async def _end(self, parts: Parts) -> None:
+        """End each part, whatever the ends of the others raise. A thread that is left would keep the process alive."""
+        async with AsyncExitStack() as ends:  # the last one is called first
+            if self._pulse is not None:
+                ends.push_async_callback(aside.to_thread, self._pulse.stop)
+            ends.push_async_callback(self._leave, parts)
+            ends.push_async_callback(parts.recorder.end)
+            ends.callback(parts.runner.close)
+            # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
+            # ends the process.
+            ends.push_async_callback(aside.to_thread, parts.pinger.rest)
+            if parts.keeper is not None:
+                ends.push_async_callback(parts.keeper.drain)
+            ends.push_async_callback(self._hooks.stop)
+            if parts.executors is not None:
+                ends.push_async_callback(parts.executors.stop)
+
+    async def _leave(self, parts: Parts) -> None:
+        self._set_status(WorkerStatus.STOPPED)
+        await parts.registrar.leave(heartbeat(parts.scope))
+
+    def _started_pulse(self, parts: Parts) -> Pulse:
+        path, service = self._options.health_file, self._options.service
+        witnesses: list[Witness] = [] if path is None else [HealthFile(path)]
+        interval = INTERVAL
+        if service is not None:
+            witnesses.append(ServiceWitness(service))
+            interval = min(interval, service.interval or interval)
+        pulse = Pulse(parts.scope, parts.pinger, witnesses, interval)
+        pulse.start()
+        return pulse
+
+    async def _work(self, parts: Parts) -> None:
+        """Find, claim and run tasks until `stop`. Some runs may still be under way when this method returns."""
+        loops = [
+            parts.stream.run,
+            parts.scans.run,
+            parts.lookups.run,
+            parts.lookups.run_due,
+            parts.claimer.run,
+            parts.limits.run,
+            parts.retention.run,
+            parts.recorder.run,
+        ]
+        if parts.scheduler is not None:
+            loops.append(parts.scheduler.run)
+        async with asyncio.TaskGroup() as group:
+            for loop in loops:
+                group.create_task(enduring(loop))
+            group.create_task(self._announce_running(parts))
+            await self._stopping.wait()
+            self._set_status(WorkerStatus.STOPPING)
+            logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
+            parts.pinger.beat_now()
+            parts.claimer.stop()
+            parts.limits.stop_trying()
+            parts.retention.stop()
+            parts.recorder.stop()
+            if parts.scheduler is not None:
+                parts.scheduler.stop()
+            parts.controls.poll()  # the change stream ends now and reports no more changes
+            parts.lookups.stop()
+            parts.scans.stop()
+            parts.stream.stop()
+
+    async def _announce_running(self, parts: Parts) -> None:
+        ready = asyncio.create_task(parts.scans.is_ready.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for waiter in (ready, stopping):
+            waiter.cancel()
+        if not self._stopping.is_set():
+            self._set_status(WorkerStatus.RUNNING)
+            parts.pinger.beat_now()
+
+    def _set_status(self, status: WorkerStatus) -> None:
+        self._vitals.status = status
+        if self._pulse is not None:
+            self._pulse.beat_soon()
+        if self._options.on_status is not None:
+            self._options.on_status(status)
+
+    async def _finish_runs(self, parts: Parts) -> None:
+        """Wait at most shutdown_timeout for the runs to end, hand back the unfinished runs, and write all outcomes."""
+        finished = asyncio.create_task(parts.runner.wait_empty(self._options.shutdown_timeout.total_seconds()))
+        at_once = asyncio.create_task(self._at_once.wait())
+        await asyncio.wait((finished, at_once), return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        finished.cancel()
+        await asyncio.gather(finished, return_exceptions=True)
+        ledger = parts.scope.ledger
+        for run in ledger.runs:
+            run.end(EndReason.WORKER_STOP)
+        await parts.runner.wait_empty(_CANCEL_GRACE)
+        for run in ledger.runs:
+            # The handler of this run was asked to end but continues. The process will exit soon, so the run is handed
+            # back.
+            if not run.is_finishing:
+                parts.finisher.submit(run, ended(run, EndReason.WORKER_STOP))
+        try:
+            async with asyncio.timeout(_LAST_WRITES):
+                await parts.finisher.drain()
+                for settler in parts.settlers:
+                    await settler.drain()
+        except TimeoutError:
+            logger.error("some outcomes were not written: their leases will lapse")
+
+    def _arm_last_resort(self) -> None:
+        """Let the pinger's thread end the process if the stop takes too long. A handler may block the event loop."""
+        if self._options.hard_exit is None or self._parts is None:
+            return
+        orderly = self._options.shutdown_timeout.total_seconds() + _CANCEL_GRACE + _LAST_WRITES + 1.0
+        self._parts.pinger.call_at(monotonic() + (orderly if self._stop_requests == 1 else _AT_ONCE), self._exit_hard)
+
+    def _exit_hard(self) -> None:
+        logger.error("the stop cannot end in order: handing runs back and exiting")
+        pinger = self.parts.pinger
+        runs = [run for run in pinger.held() if not run.is_finishing]
+        try:
+            if runs:
+                pinger.hand_back([ended(run, EndReason.WORKER_STOP) for run in runs])
+        except MtaskError as error:
+            logger.error("runs left to lapse", extra=fields(runs=len(runs), reason=told(error)))
+        finally:
+            if self._options.hard_exit is not None:
+                self._options.hard_exit(0)
+
+    @property
+    def has_stuck_threads(self) -> bool:
+        """Whether sync handlers still run in their threads, although they were asked to end."""
+        parts = self.parts
+        return parts.runner.has_stuck_threads or bool(parts.scope.ledger.running)
+
+    # --- registration and orders --------------------------------------------------------------------------
+
+    def _take_registered(self, document: Document | None) -> None:
+        """Apply the worker's document that the reply to a heartbeat holds; None: the document is gone."""
+        controls = self.parts.controls
+        if document is not None:
+            _heard(controls, document, was_silent=document.get("was_silent") is True)
+            control = document.get("control")
+            self._take_order(control if isinstance(control, dict) else {})
+        elif not self._stopping.is_set():
+            controls.registration_lost()
+            self.parts.registrar.register_again(self._registered_again, self._taken_over)
+
+    def _registered_again(self, document: Document) -> None:
+        _heard(self.parts.controls, document, was_silent=True)
+
+    def _taken_over(self, error: WorkerIdInUse) -> None:
+        self._failure = error
+        self.stop("worker_id taken over")
+
+    def _take_order(self, order: Document) -> None:
+        """Carry out the order that a client has written into this worker's document."""
+        if self._stopping.is_set():
+            return
+        # Clients in other programming languages may write orders, too. So an order may be unclear, and is then ignored.
+        if order.get("stop") is True:
+            self.stop("stopped remotely")
+        wanted = order.get("concurrency")
+        concurrency = self._options.concurrency
+        if isinstance(wanted, int | float) and not isinstance(wanted, bool) and wanted in CONCURRENCIES:
+            concurrency = int(wanted)
+        if concurrency != self._vitals.concurrency:
+            logger.info("concurrency changed", extra=fields(concurrency=concurrency))
+            self.parts.slots.set_concurrency(concurrency)
+            self.parts.pinger.beat_now()
+
+
+def _heard(controls: Controls, document: Document, *, was_silent: bool) -> None:
+    controls.heard(document["heartbeat_expire_time"], at=document["heartbeat_time"], was_silent=was_silent)

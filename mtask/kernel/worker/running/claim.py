@@ -1,0 +1,369 @@
+"""The sender: claims groups of tasks, and handles the results of the claims.
+
+If the claim of a group fails, each task of the group gets a claim of its own. Meanwhile other groups are claimed. So a
+malformed or locked document does not hold up the other tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+
+from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
+from mtask.features.limits import operations as permits
+from mtask.features.limits.worker import Admitted
+from mtask.kernel.document.identity import fresh_token
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.document.task import StoredTask
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations import sessions
+from mtask.kernel.worker.discovery.reaped import count_lapses
+from mtask.kernel.worker.discovery.rereads import Lookups
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.running.accept import Adoption
+from mtask.kernel.worker.running.attempt import Attempt
+from mtask.kernel.worker.running.landings import Landings
+from mtask.kernel.worker.running.pace import Pace
+from mtask.kernel.worker.running.recovery import Recovery
+from mtask.parts.admission import Admission
+
+#: The shortest and the longest time limit of a claim that may meet a locked document, in seconds.
+_LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
+#: The most claims of single tasks that are under way at the same time.
+_MAX_APART = 16
+_PAUSE = 0.05
+
+
+class Sender:
+    """Claims groups of tasks, and passes the runs that were won to the adoption."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        admission: Admission,
+        lookups: Lookups,
+        adoption: Adoption,
+        recovery: Recovery,
+        pace: Pace,
+    ) -> None:
+        self._scope = scope
+        self._store = scope.store
+        self._tempo = scope.tempo
+        self._clock = scope.clock
+        self._admission = admission
+        self._limits = admission.limits
+        self._quarantine = admission.quarantine
+        self._lookups = lookups
+        self._adoption = adoption
+        self._recovery = recovery
+        self._pace = pace
+        self._landings = Landings()
+        #: The requests for permits: those of the first tasks are made first.
+        self._requests = Landings()
+        #: The asyncio tasks that claim single tasks. Groups are claimed at the same time and do not wait for them.
+        self._apart: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Semaphore(_MAX_APART)
+        self._held_up_cnt = 0
+        self.lost_cnt = 0
+
+    @property
+    def under_way(self) -> tuple[set[asyncio.Task[None]], ...]:
+        """The two sets of asyncio tasks that claim single tasks, and that recover claims without a reply.
+
+        An asyncio task of the first set may start one of the second set.
+        """
+        return (self._apart, self._recovery.jobs)
+
+    def stop(self) -> None:
+        """From now on, wait for an unavailable database only while a claim may still take effect."""
+        self._recovery.stop()
+
+    async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:
+        """Claim these tasks with the function `claim`, and free the slots that were reserved for them.
+
+        `claim` calls `claim_free` or `claim_limited`. It returns the tasks that now get claims of their own. Their
+        slots stay reserved.
+        """
+        apart: Collection[str] = ()
+        try:
+            apart = await claim()
+        except DatabaseError as error:
+            await self._failed(task_ids, error)
+        finally:
+            self._free_slots([task_id for task_id in task_ids if task_id not in apart])
+
+    async def _failed(self, task_ids: Collection[str], error: DatabaseError) -> None:
+        logger.warning("claim failed, will be tried again", extra=fields(tasks=len(task_ids), reason=told(error)))
+        await asyncio.sleep(_PAUSE)
+        self._scope.signals.tasks_doubtful.send(task_ids)
+
+    def _free_slots(self, task_ids: Collection[str]) -> None:
+        """Free the slots that were reserved for the claim of these tasks. The won runs have already taken slots."""
+        self._scope.ledger.claiming.difference_update(task_ids)
+        self._scope.signals.claim_landed.send(task_ids)
+        self._scope.signals.room_made.send()
+
+    async def claim_free(
+        self, task_ids: list[str], *, lookup_first: bool, is_rescue: bool, is_simple: bool
+    ) -> Collection[str]:
+        """Claim tasks that need no permits; return the tasks that now get claims of their own."""
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
+            return await self._claim_group(task_ids, is_rescue=True)  # a rescue waits for no other task
+        wanted = task_ids
+        with self._landings.begin() as landing:
+            if lookup_first:
+                due = {task.id for task in await self._store.run(self._lookups.still_due(task_ids))}
+                wanted = [task_id for task_id in task_ids if task_id in due]  # the tenants in their turns
+            return await self._claim_group(wanted, is_simple=is_simple, landing=landing)
+
+    async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+        """Claim the tasks that get all their permits, and queue the others again.
+
+        Returns the tasks that now get claims of their own, and those that were queued again: they may be under way in
+        another claim by now.
+        """
+        if is_rescue:
+            await self._end_lapsed_sessions(task_ids)
+        back: set[str] = set()
+        try:
+            return {*await self._claim_limited(task_ids, back, is_rescue=is_rescue), *back}
+        finally:
+            self._limits.landed([task_id for task_id in task_ids if task_id not in back])
+
+    async def _claim_limited(self, task_ids: list[str], back: set[str], *, is_rescue: bool) -> Collection[str]:
+        """Do as `claim_limited` does. `back` takes the tasks that are queued again."""
+        with self._requests.begin() as place:
+            began = monotonic()
+            tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
+            took = monotonic() - began
+            dead = _lapsed_runs(tasks, now) if is_rescue else []
+            if dead:
+                # The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
+                closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
+                await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
+                tasks, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
+                # The first read may have been older than a ping. What was not closed for that keeps its permit.
+                closed = _closed_runs(tasks)
+                dead = [run for run in dead if run in closed]
+            free = [task.id for task in tasks if not self._limits.is_limited(task)]
+            apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
+            limited = [task for task in tasks if self._limits.is_limited(task)]
+            if not limited or now is None:
+                return apart
+            read_at = now
+
+            def refuse(refused: Sequence[StoredTask], under_way: Sequence[StoredTask]) -> None:
+                self._lookups.queue_again(refused, read_at)
+                self._lookups.look_later(under_way)
+                gone = [task.id for task in (*refused, *under_way)]
+                back.update(gone)
+                self._scope.signals.claim_landed.send(gone)
+
+            if fallen := [task for task in limited if self._limits.has_fallen_back(task, now)]:
+                self._limits.landed([task.id for task in fallen])  # others ask in their place
+                refuse(fallen, ())
+                limited = [task for task in limited if task not in fallen]
+            if not is_rescue:
+                await self._requests.wait_for_earlier(place, took)
+            admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
+        if is_rescue:
+            # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
+            # might come after `claim_by`.
+            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True, is_first=True)
+        return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
+
+    def claim_apart(
+        self,
+        task_ids: list[str],
+        admitted: Admitted | None = None,
+        *,
+        was_held_up: bool = False,
+        is_rescue: bool = False,
+        is_first: bool = False,
+    ) -> list[str]:
+        """Begin to claim each of these tasks in a claim of its own, in the background; return the tasks.
+
+        `was_held_up`: the claim of the whole group timed out, probably because of a locked document.
+        `is_first`: there was no claim of the whole group.
+        """
+        if task_ids:
+            job = asyncio.get_running_loop().create_task(
+                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue, is_first=is_first)
+            )
+            self._apart.add(job)
+            job.add_done_callback(self._apart_landed)
+        return task_ids
+
+    def _apart_landed(self, job: asyncio.Task[None]) -> None:
+        self._apart.discard(job)
+        if not job.cancelled() and job.exception() is not None:
+            logger.error("claimer failed and goes on", exc_info=job.exception())
+        self._scope.signals.room_made.send()
+
+    async def _claim_each(
+        self,
+        task_ids: Sequence[str],
+        admitted: Admitted | None,
+        *,
+        was_held_up: bool,
+        is_rescue: bool,
+        is_first: bool,
+    ) -> None:
+        left_alone_cnt = self._held_up_cnt
+        each = [
+            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue, is_first=is_first)
+            for index, task_id in enumerate(task_ids)
+        ]
+        for ended in await asyncio.gather(*each, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                logger.error("claim failed", exc_info=ended)
+        if was_held_up and left_alone_cnt == self._held_up_cnt:
+            self._tempo.took(self._wait)  # no document was locked, so the server is busy
+
+    async def _claim_alone(
+        self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool, is_first: bool
+    ) -> None:
+        try:
+            async with self._at_once:
+                if self._quarantine.was_held_up(task_id):
+                    await self._end_lapsed_sessions([task_id])
+                await self._claim_group(
+                    [task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}", is_first=is_first
+                )
+        except DatabaseError as error:
+            await self._failed([task_id], error)
+        finally:
+            self._free_slots([task_id])
+
+    async def _claim_group(
+        self,
+        task_ids: list[str],
+        *,
+        is_rescue: bool = False,
+        is_simple: bool = False,
+        admitted: Admitted | None = None,
+        part: str = "",
+        is_first: bool = True,
+        landing: int | None = None,
+    ) -> Collection[str]:
+        """Claim these tasks and start the runs that were won; return the tasks that now get claims of their own.
+
+        `is_simple`: the claim takes its only task for a simple task. If the task is not simple, the claim is lost.
+        `part`: a text that is added to the token of `admitted`. If several claims use the permits of `admitted`, each
+        of the claims needs its own token.
+        `is_first`: no claim was sent before with these permits. The reply of such a claim was lost, or an error: it may
+        have won the tasks that this claim loses. So their permits are not given back: if no run has them, they are
+        reclaimed later.
+        `landing`: the number of this claim among those whose runs start in their order.
+        """
+        if not task_ids:
+            return ()
+        token = fresh_token() if admitted is None else admitted.token + part
+        attempt = Attempt(task_ids, token, monotonic(), admitted)
+        guard = [
+            self._admission.controls.guard(),
+            *self._admission.keys.guard(),
+            *(self._limits.guard_of_free() if admitted is None else admitted.guard),
+        ]
+        are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)
+        timeout = timedelta(seconds=self._wait)
+        closed: list[int] = []
+        try:
+            claim = claims.claim(
+                task_ids,
+                self._scope.worker_id,
+                token,
+                timeout,
+                guard,
+                are_simple=are_simple,
+                as_group=is_rescue,
+                tell_changed=closed.append,
+                tell_size=self._pace.read,
+            )
+            documents = await self._store.run(claim)
+        except DatabaseUnavailable as error:
+            logger.warning("claim unanswered, reading back", extra=fields(tasks=len(task_ids), reason=told(error)))
+            is_timeout, asked = isinstance(error, DatabaseTimeout), monotonic()
+            left = await self._recovery.recover(attempt, read_again_first=not is_timeout)
+            if not is_timeout:
+                return ()
+            if monotonic() - asked > timeout.total_seconds() / 2:  # locks do not delay a read, so the server is busy
+                self._tempo.took(timeout.total_seconds())
+                return ()
+            if len(task_ids) > 1:
+                return self.claim_apart(left, admitted, was_held_up=True, is_rescue=is_rescue)
+            self._leave_alone(left)
+        except MtaskError as error:
+            # A malformed document makes the claim of its whole group fail. By then some tasks of the group may be
+            # claimed. Each of the other tasks gets a claim of its own.
+            left = await self._recovery.recover(attempt)
+            if len(task_ids) > 1:
+                return self.claim_apart(left, admitted, is_rescue=is_rescue)
+            await self._quarantine.examine(left, error)
+            if admitted is not None:
+                await self._limits.settle(admitted, left)
+        else:
+            took = monotonic() - attempt.sent
+            won = {document["_id"] for document in documents}
+            lost = [task_id for task_id in task_ids if task_id not in won]
+            self._pace.claimed(took)
+            self._tempo.took(took)
+            self.lost_cnt += len(lost)
+            self._scope.meter.lost(len(lost))
+            if landing is not None:
+                await self._landings.wait_for_earlier(landing, took)
+            await self._adoption.adopt(documents, attempt)
+            # A claim that came too late for its permits says nothing of its tasks.
+            is_late = admitted is not None and admitted.claim_by is not None and self._clock.now() >= admitted.claim_by
+            self._admission.lost(() if is_late else lost, won)
+            self._scope.signals.tasks_doubtful.send(lost)
+            if admitted is not None and is_first:
+                await self._limits.settle(admitted, lost)
+            if closed:
+                await count_lapses(self._scope, lost, sum(closed))
+        return ()
+
+    @property
+    def _wait(self) -> float:
+        """The time limit of a claim that may meet a locked document, in seconds."""
+        return self._tempo.limit(_LEAST_WAIT, _MOST_WAIT)
+
+    async def _end_lapsed_sessions(self, task_ids: Sequence[str]) -> None:
+        """End the transactions that dead workers left open on these tasks: a claim would wait for their end."""
+        try:
+            ended = await self._store.run(sessions.end_lapsed(task_ids))
+        except DatabaseError as error:
+            # The tasks are claimed nevertheless. If a task is still locked, this worker does not try it again for a
+            # while.
+            logger.warning("sessions not ended", extra=fields(tasks=len(task_ids), reason=told(error)))
+            return
+        for task_id in ended:
+            logger.info("the server was asked to end the session of a lapsed run", extra=fields(task=task_id))
+
+    def _leave_alone(self, task_ids: Sequence[str]) -> None:
+        """Do not try these tasks again for a while: open transactions have locked their documents."""
+        for task_id in task_ids:
+            logger.warning("task is locked, left alone for a while", extra=fields(task=task_id))
+            self._held_up_cnt += 1
+            self._quarantine.hold_up(task_id)
+
+
+def _closed_runs(tasks: Sequence[StoredTask]) -> set[tuple[str, str]]:
+    """Return the task and the token of each run that is closed."""
+    return {
+        (task.id, permits.token_of(run.run_id))
+        for task in tasks
+        for run in task.runs
+        if run.status is not RunStatus.RUNNING
+    }
+
+
+def _lapsed_runs(tasks: Sequence[StoredTask], now: datetime | None) -> list[tuple[str, str]]:
+    """Return the task and the token of each lapsed run."""
+    if now is None:
+        return []
+    return [(task.id, permits.token_of(run.run_id)) for task in tasks for run in task.runs if run.is_lapsed(now)]

@@ -1,0 +1,203 @@
+"""The claimer: decides when tasks are claimed, and how many. It considers the preemption queue and the free slots."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from time import monotonic
+
+from mtask.kernel.worker.discovery.buffer import Entry, PreemptionQueue
+from mtask.kernel.worker.discovery.overflow import Overflow
+from mtask.kernel.worker.discovery.ranks import Ranks
+from mtask.kernel.worker.process.log import logger
+from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.running.claim import Sender
+from mtask.kernel.worker.running.finisher import Finisher
+from mtask.kernel.worker.running.next_group import NextGroup
+from mtask.kernel.worker.running.slots import Slots
+from mtask.parts.admission import Admission
+
+MAX_GROUP = 400
+MAX_IN_FLIGHT = 4
+#: The most unwritten outcomes. While there are more, the worker claims no tasks.
+_MAX_UNWRITTEN = 2_000
+_PAUSE = 0.05
+
+
+class Claimer:
+    """Claims due tasks in groups, and fills the free slots with them."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        queue: PreemptionQueue,
+        admission: Admission,
+        slots: Slots,
+        sender: Sender,
+        finisher: Finisher,
+        overflow: Overflow,
+        ranks: Ranks,
+    ) -> None:
+        self._ledger = scope.ledger
+        self._signals = scope.signals
+        self._queue = queue
+        self._controls = admission.controls
+        self._limits = admission.limits
+        self._quarantine = admission.quarantine
+        self._slots = slots
+        self._sender = sender
+        self._finisher = finisher
+        self._overflow = overflow
+        self._ranks = ranks
+        self._wake = asyncio.Event()
+        #: The claims of groups under way, and those of them that ask for permits: no other group waits for these.
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._limited: set[asyncio.Task[None]] = set()
+        self._next_group = NextGroup()
+        self._is_stopping = False
+
+    def wake(self) -> None:
+        """Check the queue again. Call this when a task was queued or a slot is free."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Claim tasks until `stop`. Check the queue after each `wake`, when a task becomes due or when a claim ends."""
+        while not self._is_stopping:
+            self._wake.clear()
+            if self._room > 0 and not self._is_held_back():
+                # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
+                # under way would be read again.
+                self._signals.queue_checked.send()
+            await wake_or_wait(self._wake, self._launch())
+        for under_way in (self._in_flight, *self._sender.under_way):
+            while under_way:
+                await asyncio.wait(under_way)
+        self._slots.close()
+
+    async def until_landed(self) -> None:
+        """Wait until each claim that is under way now has ended, or can no longer take effect."""
+        for under_way in (self._in_flight, *self._sender.under_way):
+            begun = set(under_way)
+            if begun:
+                await asyncio.wait(begun)
+
+    def stop(self) -> None:
+        """Claim no more tasks, and hand back runs that have not started. `run` returns when all claims have ended."""
+        self._is_stopping = True
+        self._sender.stop()
+        self._overflow.stop()
+        self._slots.stop()
+        self._wake.set()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no claim is under way."""
+        return not (self._in_flight or any(self._sender.under_way))
+
+    @property
+    def _room(self) -> int:
+        """The number of tasks that may be claimed now."""
+        return self._slots.free_cnt + self._slots.ahead_cnt
+
+    def _is_backed_up(self) -> bool:
+        return self._finisher.pending > _MAX_UNWRITTEN
+
+    def _is_held_back(self) -> bool:
+        """Whether nothing may be claimed now: too many outcomes are unwritten, or a pause may have gone unheard."""
+        return self._is_backed_up() or self._controls.is_out_of_touch()
+
+    def _is_helping_at_end(self, now: float) -> bool:
+        """Whether the next task is another worker's, and this worker knows of no more tasks than those in its queue.
+
+        At the end of a backlog, several workers know its last tasks. If each claimed them ahead, their own worker would
+        lose them while this worker has not even a free slot for them.
+        """
+        queue = self._queue
+        return not (queue.has_more or queue.is_rescue_next or queue.is_own_next(now, past_isolated=True))
+
+    def _launch(self) -> float | None:
+        """Begin the claims that can begin now; return the seconds until the next check.
+
+        None: the next check follows `wake`.
+        """
+        while not self._is_stopping:
+            room = self._room
+            now = monotonic()
+            self._queue.puts_limited_off = len(self._limited) >= MAX_IN_FLIGHT
+            if room <= 0 or len(self._in_flight) - len(self._limited) >= MAX_IN_FLIGHT:
+                return self._overflow.look(now)
+            if self._is_held_back():
+                self._overflow.look(now)
+                return _PAUSE
+            pause = self._queue.next_ready(now)
+            if pause is None or pause > 0:
+                # Ready tasks of isolated handlers may wait for an executor.
+                return min((wait for wait in (pause, self._overflow.look(now)) if wait is not None), default=None)
+            is_limited = self._queue.is_limited_next
+            if is_limited or self._is_helping_at_end(now):
+                room = self._slots.free_cnt  # a limited claim uses up the permit, so the run must start at once
+                if room <= 0:
+                    return self._overflow.look(now)
+            before = self._limited if is_limited else self._in_flight - self._limited
+            if before and not self._queue.is_rescue_next:  # a rescue waits for no other task
+                left = self._next_group.seconds_left(
+                    now,
+                    is_shared=self._ranks.has_others(self._controls.names),
+                    room=room,
+                    in_queue=len(self._queue),
+                    queued_cnt=self._queue.queued_cnt,
+                    most=self._slots.all_cnt,
+                )
+                if left > 0:
+                    return left  # more tasks join meanwhile; the end of the current claim wakes the loop
+            entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
+            if is_limited:
+                self._limits.pick(entries)
+            else:
+                entries = self._without_locked(entries)
+            if entries:
+                self._begin(entries, now, is_limited=is_limited)
+        return None
+
+    def _begin(self, entries: list[Entry], now: float, *, is_limited: bool) -> None:
+        """Begin the claim of a group."""
+        task_ids = [entry.task_id for entry in entries]
+        self._ledger.claiming.update(task_ids)
+        is_rescue = entries[0].is_begun
+        # The tasks of a rescue need no lookup before the claim: a lookup has just read them.
+        lookup_first = entries[0].rank > 0 and not is_rescue
+        is_simple = len(entries) == 1 and entries[0].is_simple
+        sender = self._sender
+        claim = (
+            partial(sender.claim_limited, task_ids, is_rescue=is_rescue)
+            if is_limited
+            else partial(
+                sender.claim_free, task_ids, lookup_first=lookup_first, is_rescue=is_rescue, is_simple=is_simple
+            )
+        )
+        job = asyncio.get_running_loop().create_task(sender.claim(task_ids, claim))
+        self._in_flight.add(job)
+        if is_limited:
+            self._limited.add(job)
+        self._next_group.began(now)
+        job.add_done_callback(self._landed)
+
+    def _without_locked(self, entries: list[Entry]) -> list[Entry]:
+        """Give a claim of its own to each task that was locked at its last try. Return the other tasks.
+
+        So no group has to wait for a locked document.
+        """
+        locked = [entry.task_id for entry in entries if self._quarantine.was_held_up(entry.task_id)]
+        if not locked:
+            return entries
+        self._ledger.claiming.update(locked)
+        self._sender.claim_apart(locked)
+        return [entry for entry in entries if entry.task_id not in self._ledger.claiming]
+
+    def _landed(self, job: asyncio.Task[None]) -> None:
+        self._in_flight.discard(job)
+        self._limited.discard(job)
+        if not job.cancelled() and job.exception() is not None:
+            logger.error("claimer failed and goes on", exc_info=job.exception())
+        self._wake.set()

@@ -1,1 +1,0 @@
-"""Encryption: which values of which tasks are encrypted with which data key. Pure rules, without the driver."""

@@ -1,1 +1,0 @@
-"""What an app declares: handlers and middleware."""

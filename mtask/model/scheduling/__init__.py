@@ -1,1 +1,0 @@
-"""Schedules: their documents, and the triggers that tell the next firing."""

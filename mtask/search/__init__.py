@@ -1,0 +1,1 @@
+"""Lists and counts of tasks: each examines a bounded number of documents."""

@@ -1,1 +1,0 @@
-"""The driver: operations, and the loops that run them."""

@@ -1,1 +1,0 @@
-"""The layout of the database: validators, indexes, roles, and their setup."""

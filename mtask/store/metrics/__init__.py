@@ -1,1 +1,0 @@
-"""Operations of metrics: tallies of workers, totals of dead workers, counts of tasks that all readers share."""

@@ -1,1 +1,0 @@
-"""Queues: their controls, and the permits of their limits."""

@@ -1,1 +1,0 @@
-"""Statements: the expressions, filters and update pipelines that operations send."""

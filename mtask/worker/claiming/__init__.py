@@ -1,1 +1,0 @@
-"""Claiming: claims due tasks for the free slots of this worker."""

@@ -1,1 +1,0 @@
-"""Discovery: finds tasks with the change stream and batch queries, and puts them into the preemption queue."""

@@ -1,1 +1,0 @@
-"""Leases: extends the leases of held runs by pings, and keeps the worker's registration alive by heartbeats."""

@@ -1,1 +1,0 @@
-"""Running: calls handlers, and writes the outcomes of their runs."""

@@ -1,1 +1,0 @@
-"""State: the data that the parts of a worker share. It imports no other part of the worker."""

@@ -1,0 +1,55 @@
+"""Replies that are lost after the write: the driver sends again, and what it is told then is as good as the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pymongo import MongoClient
+
+from mtask.database import setup
+from mtask.kernel.document.task import runs_in
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import claim as claims
+from mtask.local import ReplicaSet
+from tests.faults.proxy import LossyProxy
+from tests.integration.stores import Document, parsed, publish
+from tests.mongo import Client
+
+
+@pytest.fixture
+def proxy(mongo_server: ReplicaSet) -> Iterator[LossyProxy]:
+    with LossyProxy(mongo_server.primary().port) as made:
+        yield made
+
+
+@pytest.fixture
+def store(proxy: LossyProxy, database_name: str) -> Iterator[SyncStore]:
+    client: Client = MongoClient[Document](proxy.uri, tz_aware=True)
+    with client:
+        made = SyncStore(client, database_name)
+        made.run(setup.ensure())
+        yield made
+
+
+def test_ping_sent_twice_tells_all_that_a_holder_must_know(store: SyncStore, proxy: LossyProxy) -> None:
+    publish(store, "a")
+    store.run(claims.claim(["task:a"], "w", "token"))
+    before = parsed(store, "a").runs[-1]
+    loss = proxy.lose_next("findAndModify")
+    [document] = store.run(claims.ping({before.run_id: "task:a"}, 60_000))
+    assert loss.is_lost.is_set()
+    assert set(document) == {"_id", "task_option", "task_state", "now"}
+    after = claims.run_of(document, before.run_id)
+    assert after is not None
+    assert after["ping_expire_time"] > before.ping_expire_time
+    assert after["ping_expire_time"] > document["now"]
+
+
+def test_claim_sent_twice_is_one_run(store: SyncStore, proxy: LossyProxy) -> None:
+    publish(store, "a")
+    loss = proxy.lose_next("findAndModify")
+    [document] = store.run(claims.claim(["task:a"], "w", "token"))
+    assert loss.is_lost.is_set()
+    assert [run["run_id"] for run in runs_in(document)] == ["token-0"]
+    assert [run.run_id for run in parsed(store, "a").runs] == ["token-0"]

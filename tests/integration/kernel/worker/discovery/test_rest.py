@@ -1,0 +1,245 @@
+"""The rest of a worker's change stream: while a backlog keeps the worker busy, it looks at intervals instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask import App, Context, TaskSpec
+from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.operations import change_stream as wakeups
+from mtask.kernel.operations import traffic
+from mtask.kernel.operations.traffic import Density
+from mtask.kernel.worker.discovery import fetch as batches
+from mtask.kernel.worker.discovery import fetch_loop as scans
+from mtask.kernel.worker.discovery import looks, stream
+from mtask.parts import assembly
+from tests.integration.worker_harness import Bench, working
+from tests.mongo import Client, until
+
+#: So that nothing is found by a regular scan: each of them is half of it apart.
+_FAR = timedelta(hours=1)
+BACKLOG = 200
+
+
+class Gate:
+    """Handlers that wait until the test lets them end."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self.started: list[str] = []
+        self.ended: list[str] = []
+        self.is_open = asyncio.Event()
+
+        @self.app.task
+        async def work(context: Context) -> None:
+            self.started.append(context.task.key)
+            try:
+                await self.is_open.wait()
+            finally:
+                self.ended.append(context.task.key)
+
+
+@pytest.fixture
+def dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any traffic counts as dense, a few tasks are a backlog, and looks follow each other quickly."""
+    monkeypatch.setattr(traffic, "DENSE_FROM", 0.0)
+    monkeypatch.setattr(traffic, "DENSE_UNTIL", 0.0)
+    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
+    monkeypatch.setattr(looks, "_FULL_EVERY", 1_000_000)
+    for module in (looks, stream):
+        monkeypatch.setattr(module, "INTERVAL", 0.05)
+    for module in (scans, batches, stream):
+        monkeypatch.setattr(module, "HORIZON", _FAR)
+
+
+@asynccontextmanager
+async def resting(
+    uri: str, database: str, mongo: Client, gate: Gate, concurrency: int = 2, **options: Any
+) -> AsyncIterator[Bench]:
+    """Run a worker whose handlers are held, with a backlog, and whose stream rests. Its full scans come no more."""
+    async with working(uri, database, mongo, gate.app, concurrency=concurrency, **options) as bench:
+        # No ping tells of the end of a run.
+        rare: Any = {"worker_timeout_ms": 7_200_000, "ping_interval_ms": 3_600_000}
+        await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}", **rare) for number in range(BACKLOG)])
+        loop = bench.worker.parts.stream
+        bench.worker.parts.scans.ask_full()
+        await until(lambda: not loop.is_open, message="the stream rests")
+        await until(lambda: len(gate.started) == concurrency, message="the slots are full")
+        try:
+            yield bench
+        finally:
+            gate.is_open.set()
+
+
+@pytest.mark.usefixtures("dense")
+def test_run_is_ended_while_the_stream_rests(mongo_uri: str, database_name: str, mongo: Client) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with resting(mongo_uri, database_name, mongo, gate) as bench:
+            key = gate.started[0]
+            await bench.client.cancel("work", key)
+            await until(lambda: key in gate.ended, message="the run has ended")
+            await bench.status(f"work:{key}", "CANCELED")
+            assert not bench.worker.parts.stream.is_open
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("dense")
+def test_pauses_and_orders_are_heard_while_the_stream_rests(mongo_uri: str, database_name: str, mongo: Client) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with resting(mongo_uri, database_name, mongo, gate, heartbeat_interval=timedelta(minutes=5)) as bench:
+            await bench.client.set_worker("w1", concurrency=5)
+            await until(lambda: len(gate.started) == 5, message="three more are taken")
+            # It returns when the worker has confirmed the pause.
+            await bench.client.pause(queue="default", timeout=timedelta(seconds=60))
+            await bench.client.set_worker("w1", concurrency=9)
+            await until(lambda: bench.worker.parts.scope.vitals.concurrency == 9, message="the order is heard")
+            assert len(gate.started) == 5
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("dense")
+def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with resting(mongo_uri, database_name, mongo, gate) as bench:
+            await bench.client.publish("work", key="urgent", priority=5)
+            await bench.client.publish("work", key="lapsed")
+            _begin_elsewhere(bench, "work:lapsed")
+            parts = bench.worker.parts
+            await until(lambda: "work:urgent" in parts.queue, message="the urgent task is found")
+            found = parts.queue._entries
+            await until(lambda: "work:lapsed" in found and found["work:lapsed"].is_begun, message="the lapse is found")
+            # One after the other: two claims that are under way at once may be answered in either order.
+            await bench.client.set_worker("w1", concurrency=3)
+            await until(lambda: len(gate.started) == 3, message="one more is taken")
+            await bench.client.set_worker("w1", concurrency=4)
+            await until(lambda: len(gate.started) == 4, message="a further one is taken")
+            assert gate.started[2:] == ["lapsed", "urgent"]
+
+    asyncio.run(scenario())
+
+
+def _begin_elsewhere(bench: Bench, task_id: str) -> None:
+    """Write a run of a worker that has died, whose lease has just lapsed."""
+    now = datetime.now(UTC)
+    run = {
+        "run_id": "gone-1",
+        "worker_id": "gone",
+        "attempt": 1,
+        "status": "RUNNING",
+        "claim_time": now - timedelta(seconds=2),
+        "ping_expire_time": now - timedelta(seconds=1),
+    }
+    state = {
+        "task_state.status": "RUNNING",
+        "task_state.worker_states": [run],
+        "task_state.next_preempt_time": now - timedelta(seconds=1),
+        "quiet_time": now,
+    }
+    assert bench.tasks.update_one({"_id": task_id}, {"$set": state}).modified_count == 1
+
+
+@pytest.mark.usefixtures("dense")
+def test_schedule_that_is_added_while_the_stream_rests_fires(mongo_uri: str, database_name: str, mongo: Client) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with resting(mongo_uri, database_name, mongo, gate) as bench:
+            await bench.client.add_schedule("soon", "work", timedelta(seconds=1))
+            await until(lambda: bench.tasks.count_documents({}) > BACKLOG, message="it has published a task")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("dense")
+def test_stream_is_open_again_after_the_backlog_and_misses_nothing(
+    mongo_uri: str, database_name: str, mongo: Client
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with resting(mongo_uri, database_name, mongo, gate) as bench:
+            gate.is_open.set()
+            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
+            await until(lambda: bench.worker.parts.stream.is_open, message="the stream is open")
+            await until(lambda: not bench.worker.parts.scans._is_full_due, message="the scan after its opening is over")
+            bench.stop_scans()
+            await bench.client.publish("work", key="later")
+            await bench.status("work:later", "SUCCESS")
+
+    asyncio.run(scenario())
+
+
+def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, dense: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backlog comes by a scan, so that no event ends the wait of the stream."""
+    monkeypatch.setattr(wakeups, "MAX_AWAIT_MS", dict.fromkeys(Density, 300_000))
+    monkeypatch.setattr(traffic, "WINDOW", 1e9)  # only the reads of the test tell how dense writes are
+    interrupt, interrupted = wakeups.Stream.interrupt, []
+
+    async def noted(self: wakeups.Stream) -> None:
+        interrupted.append(self)
+        await interrupt(self)
+
+    monkeypatch.setattr(wakeups.Stream, "interrupt", noted)
+    read, told = wakeups.Stream.next, 0
+    is_waiting = False
+
+    async def noted_read(self: wakeups.Stream) -> wakeups.Event | None:
+        nonlocal told, is_waiting
+        is_waiting = True
+        event = await read(self)
+        is_waiting = False
+        told += event is not None
+        return event
+
+    monkeypatch.setattr(wakeups.Stream, "next", noted_read)
+    gate = Gate()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gate.app, concurrency=1) as bench:
+            bench.stop_stream()
+            await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+            loop = bench.worker.parts.stream
+            await until(lambda: told == BACKLOG and is_waiting, message="the stream waits for further events")
+            monkeypatch.setattr(traffic, "WINDOW", 0.01)
+            bench.worker.parts.scans.ask_full()
+            await until(lambda: not loop.is_open, message="the wait of the stream is over")
+            assert interrupted
+            gate.is_open.set()
+            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
+
+    asyncio.run(scenario())
+
+
+def test_stream_goes_on_where_writes_are_few(
+    mongo_uri: str, database_name: str, mongo: Client, dense: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "DENSE_FROM", 1e9)
+    monkeypatch.setattr(traffic, "DENSE_UNTIL", 1e9)
+    gate = Gate()
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, gate.app, concurrency=1) as bench:
+            await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+            parts = bench.worker.parts
+            parts.scans.ask_full()
+            await until(lambda: parts.scans.is_in_backlog and gate.started, message="there is a backlog")
+            key = gate.started[0]
+            await bench.client.cancel("work", key)
+            await until(lambda: key in gate.ended, message="the event of the order has come")
+            assert parts.stream.is_open
+            gate.is_open.set()
+
+    asyncio.run(scenario())

@@ -1,0 +1,226 @@
+"""When a worker reads the live workers: at once when one has come or gone, and seldom while many do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from math import inf
+from typing import Any
+
+import pytest
+
+from mtask import App
+from mtask.errors import DatabaseUnavailable
+from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.driver import connect
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.operations import workers
+from mtask.kernel.worker.discovery import fetch_loop as scans_module
+from mtask.kernel.worker.discovery import roster as roster_module
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ranks import Ranks
+from mtask.kernel.worker.discovery.roster import Roster
+from mtask.kernel.worker.process.scope import Scope, Vitals
+from mtask.kernel.worker.process.tempo import Tempo
+from mtask.kernel.worker.process.time import ServerClock
+from tests.clients import server_now
+from tests.integration.stores import register, registration
+from tests.integration.worker_harness import working
+from tests.mongo import Client, until
+
+_BEGIN = 1_000.0
+
+
+class Clock:
+    """The roster's monotonic clock, which goes on only when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = _BEGIN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Known:
+    """A roster, and what is known of the other workers by it."""
+
+    def __init__(self, store: AsyncStore, others: SyncStore) -> None:
+        clock = ServerClock(server_now(others), _BEGIN, _BEGIN)
+        scope = Scope(store, "me", ["default"], ["work"], clock, Tempo(1.0), Vitals(10))
+        self.ranks = Ranks(scope, PreemptionQueue(10))
+        self.roster = Roster(scope, self.ranks)
+        #: What is done after the next read, before its result is used.
+        self.amid: Callable[[], None] = lambda: None
+        patched: Any = store
+        run = store.run
+
+        async def noted_run(operation: Operation[Any]) -> Any:
+            found = await run(operation)
+            self.amid()
+            return found
+
+        patched.run = noted_run
+
+    @property
+    def count(self) -> int:
+        """The number of other workers that are known."""
+        return len(self.ranks._peers._others.get("work", ()))
+
+
+Test = Callable[[Known], Awaitable[None]]
+Knowing = Callable[[Test], None]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(roster_module, "monotonic", made)
+    return made
+
+
+@pytest.fixture
+def knowing(mongo_uri: str, database_name: str, store: SyncStore, clock: Clock) -> Knowing:
+    """Return a function that runs a test with a roster that has just been read."""
+
+    async def scenario(test: Test) -> None:
+        async with AsyncExitStack() as stack:
+            made = connect.async_store(mongo_uri, database_name, "test")
+            stack.push_async_callback(made.close)
+            known = Known(made, store)
+            assert known.roster.due_at == 0.0
+            await known.roster.read_if_due()
+            assert known.roster.due_at == inf
+            await test(known)
+
+    return lambda test: asyncio.run(scenario(test))
+
+
+def test_first_change_is_read_at_once_and_those_of_the_next_second_together(
+    knowing: Knowing, store: SyncStore, clock: Clock
+) -> None:
+    async def test(known: Known) -> None:
+        clock.now += 60
+        register(store, "one", ["work"])
+        known.roster.ask()
+        assert known.roster.due_at <= clock.now
+        assert await known.roster.read_if_due()
+        for worker_id in ("two", "three"):
+            register(store, worker_id, ["work"])
+            known.roster.ask()
+            clock.now += 0.3
+            assert not await known.roster.read_if_due()
+        assert (known.count, known.roster.due_at) == (1, _BEGIN + 60 + 1)
+        clock.now = known.roster.due_at
+        assert await known.roster.read_if_due()
+        assert (known.count, known.roster.due_at) == (3, inf)
+        known.roster.ask_now()  # it waits for nothing
+        assert known.roster.due_at <= clock.now
+
+    knowing(test)
+
+
+def test_change_amid_a_read_is_read_later(knowing: Knowing, store: SyncStore, clock: Clock) -> None:
+    async def test(known: Known) -> None:
+        def change() -> None:
+            register(store, "one", ["work"])
+            known.roster.ask()
+            known.amid = lambda: None
+
+        clock.now += 60
+        known.amid = change
+        known.roster.ask()
+        assert not await known.roster.read_if_due()
+        assert known.roster.due_at == clock.now + 1
+        clock.now += 1
+        assert await known.roster.read_if_due()
+
+    knowing(test)
+
+
+def test_pause_after_a_long_read_is_a_multiple_of_its_duration(knowing: Knowing, clock: Clock) -> None:
+    async def test(known: Known) -> None:
+        def take_long() -> None:
+            clock.now += 0.5
+
+        known.amid = take_long
+        known.roster.ask_now()
+        await known.roster.read_if_due()
+        known.roster.ask()
+        assert known.roster.due_at == clock.now + 10
+
+    knowing(test)
+
+
+def test_failed_read_is_repeated_after_a_pause_and_scans_go_on(
+    knowing: Knowing, store: SyncStore, clock: Clock
+) -> None:
+    async def test(known: Known) -> None:
+        def fail() -> None:
+            raise DatabaseUnavailable("gone")
+
+        register(store, "one", ["work"])
+        clock.now += 60
+        known.amid = fail
+        known.roster.ask()
+        assert not await known.roster.read_if_due()  # and does not fail the scan that it is a part of
+        known.amid = lambda: None
+        assert not await known.roster.read_if_due()
+        assert clock.now < known.roster.due_at < clock.now + 60
+        clock.now = known.roster.due_at
+        assert await known.roster.read_if_due()
+        assert known.count == 1
+
+    knowing(test)
+
+
+def test_ranks_stay_if_nothing_has_changed(knowing: Knowing, store: SyncStore, clock: Clock) -> None:
+    async def test(known: Known) -> None:
+        register(store, "one", ["work"])
+        known.roster.ask_now()
+        assert await known.roster.read_if_due()
+        version = known.ranks.version
+        me = registration("one", ["default"], ["work"])
+        store.run(workers.heartbeat(me, workers.Heartbeat(WorkerStatus.RUNNING, 4, 10, [], appeal_cnt=2)))
+        known.roster.ask_now()
+        assert not await known.roster.read_if_due()
+        assert known.ranks.version == version
+
+    knowing(test)
+
+
+def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
+    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans_module, "HORIZON", timedelta(hours=1))  # no regular scan reads what a change has left
+    app = App()
+    app.task(name="work")(lambda: None)
+
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, app) as bench:
+            parts = bench.worker.parts
+            scans: Any = parts.scans
+            scan, scanned = scans._scan, []
+
+            async def noted_scan(*, is_full: bool) -> None:
+                scanned.append(is_full)
+                await scan(is_full=is_full)
+
+            async def known(*ids: str) -> None:
+                others = parts.ranks._peers._others
+                await until(lambda: parts.ranks._peers._others.get("work", ()) == ids, message=f"{ids}: {others}")
+
+            scans._scan = noted_scan
+            for worker_id in ("a", "b", "c"):
+                await asyncio.to_thread(register, store, worker_id, ["work"])
+            await known("a", "b", "c")
+            stopping = workers.Heartbeat(WorkerStatus.STOPPING, 0, 10, [])
+            for worker_id in ("c", "a"):
+                me = registration(worker_id, ["default"], ["work"])
+                await asyncio.to_thread(store.run, workers.heartbeat(me, stopping))
+            await known("b")
+            assert False not in scanned  # a full scan may follow the opening of the stream
+
+    asyncio.run(scenario())

@@ -1,0 +1,67 @@
+"""Since when a task was due when a run claimed it: what a wait is measured from."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.task import StoredTask
+from mtask.kernel.worker.process.counts import due_since
+
+CREATED = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return CREATED + timedelta(seconds=seconds)
+
+
+def run(status: str, claim: float, **given: Any) -> dict[str, Any]:
+    fixed = {"run_id": f"r{claim}", "worker_id": "w", "attempt": 1, "status": status, "claim_time": at(claim)}
+    return {**fixed, "ping_expire_time": at(claim + 30), **given}
+
+
+def task(*runs: dict[str, Any], **state: Any) -> StoredTask:
+    given = {"status": "RUNNING", "create_time": CREATED, "failed_cnt": 0, "cancel_requested": False, **state}
+    return StoredTask.model_validate(
+        {
+            "_id": "n:k",
+            "name": "n",
+            "key": "k",
+            "queue": "q",
+            "task_option": TaskOption().stored(),
+            "task_state": {**given, "next_preempt_time": at(999), "worker_states": list(runs)},
+            "schema_version": 1,
+        }
+    )
+
+
+NOW = run("RUNNING", 100)
+PAST = {"past": True}
+
+
+@pytest.mark.parametrize(
+    ("made", "since"),
+    [
+        pytest.param(task(NOW), 0, id="from its creation"),
+        pytest.param(task(NOW, start_time=at(60)), 60, id="from its start_time"),
+        pytest.param(task(run("FAIL", 10, fail_time=at(20), retry_time=at(50)), NOW), 50, id="after the retry delay"),
+        pytest.param(task(run("CANCELED", 10, fail_time=at(20)), NOW), 20, id="after it was handed back"),
+        pytest.param(task(run("TIMEOUT", 10, fail_time=at(90)), NOW), 40, id="from the end of the lapsed lease"),
+        pytest.param(task(run("SUCCESS", 10, success_time=at(90)), NOW), 0, id="not from another worker's success"),
+        pytest.param(task(run("FAIL", 10, fail_time=at(20), **PAST), NOW), None, id="a retry by hand leaves no time"),
+        pytest.param(
+            task(run("SUCCESS", 10, success_time=at(20), **PAST), NOW, start_time=at(70)), 70, id="the next round"
+        ),
+        pytest.param(
+            task(run("FAIL", 1, fail_time=at(2), **PAST), run("FAIL", 30, fail_time=at(40)), NOW),
+            40,
+            id="the second run after a retry by hand",
+        ),
+        pytest.param(task(NOW, clean_cnt=1), None, id="a publish has dropped the runs"),
+    ],
+)
+def test_a_task_is_due_since(made: StoredTask, since: float | None) -> None:
+    assert due_since(made) == (None if since is None else at(since))

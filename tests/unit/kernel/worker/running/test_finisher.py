@@ -1,0 +1,122 @@
+"""The finisher's lanes: no ending waits behind what flows in without end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.worker.process.scope import Scope, Vitals
+from mtask.kernel.worker.process.tempo import Tempo
+from mtask.kernel.worker.running.finisher import Finisher
+
+_MANY = 500
+Ended = Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]
+
+
+class _Everything(frozenset[str]):
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+class _Store:
+    """Writes each group in one turn of the loop, and lets the test act before."""
+
+    async def run(self, operation: Generator[Any, Any, Any]) -> Any:
+        operation.close()
+        await asyncio.sleep(0.001)
+        return _Everything()
+
+
+class _Limits:
+    def release(self, *_: object, **__: object) -> None:
+        """No run takes up a permit."""
+
+
+def _scope() -> Scope:
+    return Scope(cast(Any, _Store()), "w1", [], [], cast(Any, None), Tempo(0.001), Vitals(10))
+
+
+def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
+    run = SimpleNamespace(
+        queue="default",
+        name=name,
+        is_step=False,
+        owes=frozenset(),
+        took=None,
+        run_id=name,
+        task_id=name,
+        trusted_until=float("inf"),
+        is_finishing=False,
+        is_simple=True,
+        progress=None,
+        stored_trace=None,
+    )
+    reason = {} if status is RunStatus.SUCCESS else {"reason": "for a reason"}
+    return run, Outcome(name, name, status, **cast(Any, reason))
+
+
+@pytest.mark.parametrize("status", [RunStatus.FAIL, RunStatus.CANCELED])
+def test_other_endings_are_written_while_successes_flow_without_end(status: Ended) -> None:
+    async def scenario() -> None:
+        written: list[str] = []
+        is_over = asyncio.Event()
+
+        class Pinger:
+            def release(self, run: Any) -> None:
+                written.append(run.run_id)
+                if "other" in written or len(written) > _MANY:
+                    is_over.set()
+                else:  # one more success for each that was written: some always wait
+                    finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
+
+            def release_all(self, runs: Iterable[Any]) -> None:
+                for run in runs:
+                    self.release(run)
+
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
+        for number in range(20):
+            finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
+        await asyncio.sleep(0)  # their group is under way
+        finisher.submit(*_ended("next", RunStatus.SUCCESS))
+        finisher.submit(*_ended("other", status))
+        await is_over.wait()
+        assert "other" in written
+        await finisher.drain()
+
+    asyncio.run(scenario())
+
+
+def test_successes_are_written_while_other_endings_flow_without_end() -> None:
+    async def scenario() -> None:
+        written: list[str] = []
+        is_over = asyncio.Event()
+
+        class Pinger:
+            def release(self, run: Any) -> None:
+                written.append(run.run_id)
+                if "success" in written or len(written) > _MANY:
+                    is_over.set()
+                else:
+                    finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
+
+            def release_all(self, runs: Iterable[Any]) -> None:
+                for run in runs:
+                    self.release(run)
+
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
+        for number in range(20):
+            finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
+        await asyncio.sleep(0)
+        finisher.submit(*_ended("next", RunStatus.FAIL))
+        finisher.submit(*_ended("success", RunStatus.SUCCESS))
+        await is_over.wait()
+        assert "success" in written
+        await finisher.drain()
+
+    asyncio.run(scenario())

@@ -1,0 +1,52 @@
+"""Claims land in the order in which they began, unless one is late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mtask.kernel.worker.running import landings
+from mtask.kernel.worker.running.landings import Landings
+
+
+def test_a_claim_lands_after_those_that_began_earlier() -> None:
+    landed: list[str] = []
+
+    async def claim(name: str, all_claims: Landings, reply: asyncio.Event) -> None:
+        with all_claims.begin() as number:
+            await reply.wait()
+            await all_claims.wait_for_earlier(number, took=100.0)
+            landed.append(name)
+
+    async def scenario() -> None:
+        all_claims, replies = Landings(), {name: asyncio.Event() for name in "abc"}
+        claims = [asyncio.ensure_future(claim(name, all_claims, reply)) for name, reply in replies.items()]
+        for name in "cba":
+            await asyncio.sleep(0)
+            assert not landed
+            replies[name].set()
+        await asyncio.gather(*claims)
+
+    asyncio.run(scenario())
+    assert landed == ["a", "b", "c"]
+
+
+def test_a_claim_without_a_reply_holds_up_no_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landings, "_LEAST_WAIT", 0.01)
+
+    async def scenario() -> None:
+        claims = Landings()
+        with claims.begin(), claims.begin() as number:
+            await claims.wait_for_earlier(number, took=0.001)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_claim_waits_for_no_later_one() -> None:
+    async def scenario() -> None:
+        claims = Landings()
+        with claims.begin() as number, claims.begin():
+            await claims.wait_for_earlier(number, took=1e6)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
