@@ -131,7 +131,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 #: `import mtask` alone is enough to reach these, too: `mtask.errors.InvalidInput`, for example.
-_PACKAGES = frozenset({"app", "client", "errors", "logs", "model", "settings", "store", "version"})
+_PACKAGES = frozenset({"app", "client", "errors", "kernel", "logs", "settings", "version"})
 
 if not TYPE_CHECKING:  # else type checkers would take every name for a public one
     __getattr__, __dir__ = names_of(__name__, _MODULE_OF, _PACKAGES)

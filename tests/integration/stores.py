@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from mtask.database import setup
 from mtask.kernel.document.identity import task_id_of
 from mtask.kernel.document.options import TaskOption
@@ -28,6 +30,12 @@ def ready_store(mongo: Client, database_name: str) -> SyncStore:
     made = SyncStore(mongo, database_name)
     made.run(setup.ensure())
     return made
+
+
+@pytest.fixture
+def store(mongo: Client, database_name: str) -> SyncStore:
+    """Set up the test's database, and work on it as the engine does. The conftest of a folder takes it."""
+    return ready_store(mongo, database_name)
 
 
 def new_task(

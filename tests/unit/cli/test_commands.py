@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import mtask.cli
+import mtask
 from mtask.cli.commands import MODULES, made_by
 from mtask.cli.main import run
 
-FOLDER = Path(mtask.cli.__file__).parent
+HOUSE = Path(mtask.__file__).parent
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -20,9 +20,8 @@ def test_the_table_names_the_commands_that_a_module_registers(module: str) -> No
 
 
 def test_the_table_names_every_module_that_registers_commands() -> None:
-    modules = (
-        ".".join(("mtask", "cli", *file.relative_to(FOLDER).with_suffix("").parts)) for file in FOLDER.rglob("*/*.py")
-    )
+    files = [*HOUSE.glob("cli/*/*.py"), *HOUSE.rglob("cli.py"), *HOUSE.glob("features/*/*.py")]
+    modules = (".".join(("mtask", *file.relative_to(HOUSE).with_suffix("").parts)) for file in files)
     assert {module for module in modules if hasattr(import_module(module), "register")} == set(MODULES)
 
 

@@ -146,7 +146,7 @@ def backticked(row: str) -> list[str]:
 
 def is_defined(name: str) -> bool:
     """Whether a module of the statements defines this function."""
-    modules = (ROOT / "mtask/store/statements").glob("*.py")
+    modules = [*(ROOT / "mtask/kernel/statements").glob("*.py"), *(ROOT / "mtask/features").glob("*/*.py")]
     return any(re.search(rf"^def {name}\(", module.read_text(encoding="utf-8"), re.MULTILINE) for module in modules)
 
 

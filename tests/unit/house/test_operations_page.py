@@ -14,7 +14,7 @@ from mtask.kernel.document.task import SCHEMA_REVISION
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-DIAGNOSIS = sorted([*(ROOT / "mtask/client/diagnosis").glob("*.py"), *(ROOT / "mtask/features").glob("*/doctor.py")])
+DIAGNOSIS = sorted([*(ROOT / "mtask/doctor").glob("*.py"), *(ROOT / "mtask/features").glob("*/doctor.py")])
 #: The checks whose name the code makes: each function with the names that its findings have.
 _MADE = {
     "_guarded": ["any check"],

@@ -42,17 +42,17 @@ assert run(["--help"]) == 0
 _WORKER_VERSION = _VERSION.replace("mtask.cli.main import run", "mtask.cli.worker import cli").replace(
     'sys.exit(run(["--version"]))', 'cli(["--version"])'
 )
-_DRIVERS = {"asyncio", "bson", "mtask.app", "mtask.client", "mtask.model", "mtask.store", "pydantic", "pymongo"}
+_DRIVERS = {"asyncio", "bson", "mtask.app", "mtask.client", "mtask.kernel", "pydantic", "pymongo"}
 
 #: The starts, with the modules that they must not import: each stands for all that it brings.
 STARTS = {
     "import mtask": (f"import mtask\n{_MODULES}", {*_DRIVERS, "contextlib", "re", "typing"}),
     "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.root", "pathlib", "rich", "typer", "typing"}),
     "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.root", "rich", "typer"}),
-    "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.model", "pymongo"}),
+    "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.kernel", "pymongo"}),
     "mtask-worker --version": (
         _WORKER_VERSION,
-        {"bson", "mtask.cli.workers.serving", "mtask.model", "mtask.worker", "pymongo"},
+        {"bson", "mtask.cli.workers.serving", "mtask.kernel", "pymongo"},
     ),
     "from mtask import App": (
         f"from mtask import App\n{_MODULES}",
@@ -73,7 +73,8 @@ STARTS = {
             "mtask.app",
             "mtask.client.aio",
             "mtask.features.flows.requests",
-            "mtask.client.diagnosis",
+            "mtask.doctor.checks",
+            "mtask.doctor.explain",
             "mtask.features.events.completed_sync",
             "mtask.features.encryption.reads",
             "mtask.features.flows.settle",

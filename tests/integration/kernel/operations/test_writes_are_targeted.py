@@ -1,7 +1,7 @@
 """Every write names its documents by `_id`: a sharded cluster sends it only to the shards that hold them.
 
 The commands are those that the drivers send, of a worker and of all clients, as they tell a listener. The scenario is
-complete: each function of `mtask.store` that writes has its turn in it.
+complete: each function of an operation that writes has its turn in it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
+import mtask
 from mtask import App, Client, Context, Flow, TaskSpec
 from mtask.errors import MalformedTask, OperationFailed
 from mtask.features.flows import change as operating
@@ -46,11 +47,11 @@ from tests.mongo import eventually, until
 
 #: What may write without an `_id`, by function, and what bounds it.
 EXCEPTED = {
-    "workbench.bring_nearer": "`advance` of mtask.testing moves all that waits in a test's own database",
+    "testing.workbench.bring_nearer": "`advance` of mtask.testing moves all that waits in a test's own database",
 }
 #: Methods of a call that change no document.
 READS = frozenset({"find", "find_one", "rows", "count_documents", "estimated_document_count", "create_indexes"})
-STORE = Path(connect.__file__).parents[1]
+HOUSE = Path(mtask.__file__).parent
 OURS = frozenset({"tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"})
 
 
@@ -90,7 +91,13 @@ class Turns:
     def note(self, call: Call) -> None:
         if call.method not in READS:
             frame = sys._getframe(3)  # note, the initialiser, the collection's function, and who called that
-            self.taken.add(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
+            self.taken.add(function_of(Path(frame.f_code.co_filename), frame.f_code.co_name))
+
+
+def function_of(path: Path, name: str) -> str:
+    """Return a function's name with its module, such as `kernel.operations.claim.finish`."""
+    place = path.relative_to(HOUSE) if path.is_relative_to(HOUSE) else Path(path.name)
+    return ".".join((*place.with_suffix("").parts, name))
 
 
 def is_targeted(matched: Document) -> bool:
@@ -102,10 +109,13 @@ def is_targeted(matched: Document) -> bool:
 
 
 def functions_that_write() -> set[str]:
-    """Return the functions of the store in whose source a call is made that is none of those that read."""
+    """Return the functions of operations in whose source a call is made that is none of those that read."""
     found = set()
-    for path in STORE.rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text())):
+    for path in HOUSE.rglob("*.py"):
+        source = path.read_text()
+        if "from mtask.kernel.driver.operation import" not in source:
+            continue
+        for function in ast.walk(ast.parse(source)):
             if not isinstance(function, ast.FunctionDef):
                 continue
             for node in ast.walk(function):
@@ -118,7 +128,7 @@ def functions_that_write() -> set[str]:
                 is_read = isinstance(method, ast.Constant) and method.value in READS
                 is_choice = isinstance(method, ast.Constant) and not isinstance(method.value, str)
                 if not is_read and not is_choice:
-                    found.add(f"{path.stem}.{function.name}")
+                    found.add(function_of(path, function.name))
     return found
 
 
