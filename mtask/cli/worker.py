@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mtask.cli import streams
 from mtask.errors import MtaskError
 
 _HELP = """Run tasks: find due tasks, claim them, call their handlers, write the results.
@@ -185,18 +184,7 @@ def run() -> None:
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints
         sys.exit(error.exit_code)
     finally:
-        _leave_closed_streams()
-
-
-def _leave_closed_streams() -> None:
-    """Let the interpreter flush its streams when it exits. If their terminal is closed, it would exit with 120."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        streams.leave_lost()
 
 
 if __name__ == "__main__":

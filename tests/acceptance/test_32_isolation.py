@@ -40,7 +40,7 @@ def children(pid: int) -> list[int]:
 
 
 def executors(worker: WorkerProcess) -> list[int]:
-    return [pid for pid in children(worker.pid) if is_alive(pid) and b"executors.child" in command_of(pid)]
+    return [pid for pid in children(worker.pid) if is_alive(pid) and b"isolation.child" in command_of(pid)]
 
 
 def command_of(pid: int) -> bytes:
