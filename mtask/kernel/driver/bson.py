@@ -13,7 +13,7 @@ from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
 
 from mtask.errors import DocumentTooLarge, NotStorable
-from mtask.kernel.document.sealed import SUBTYPE, Sealed
+from mtask.kernel.document.parts import SUBTYPE, Sealed
 from mtask.kernel.driver.errors import first_line
 from mtask.kernel.driver.stores import CODEC, READING
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mtask.kernel.document import rules
 from mtask.kernel.document.identity import MAX_KEY_BYTES
 from mtask.kernel.document.options import TaskOption
-from mtask.kernel.document.sealed import is_sealed, sealed_in
+from mtask.kernel.document.parts import is_sealed, sealed_in
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import SCHEMA_VERSION, Run, StoredTask, known_option
 from mtask.kernel.driver.dates import with_zones

@@ -13,8 +13,7 @@ from mtask.app.context import Context, Transactions
 from mtask.app.middleware import Entered, RunCall
 from mtask.app.tracing import Tracer
 from mtask.features.flows.handler import HandlerOperations
-from mtask.kernel.document.handlers import Handler
-from mtask.kernel.document.middleware import leave, watch
+from mtask.kernel.document.handlers import Handler, leave, watch
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.runtime import end_if_forked
