@@ -13,7 +13,7 @@ from mtask.doctor import operations as diagnosis
 from mtask.errors import LeaseLost, MtaskError
 from mtask.kernel.document import rules
 from mtask.kernel.document.status import RunStatus
-from mtask.kernel.driver.dates import with_zones
+from mtask.kernel.driver.bson import with_zones
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries

@@ -18,7 +18,7 @@ from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.parts import is_sealed, sealed_in
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import SCHEMA_VERSION, Run, StoredTask, known_option
-from mtask.kernel.driver.dates import with_zones
+from mtask.kernel.driver.bson import with_zones
 
 Document = dict[str, Any]
 
