@@ -95,7 +95,7 @@ PROCESS_MUTATIONS = (
     Mutation(
         "value-of-a-live-worker-is-told-to-be-lost",
         "A value is told to be lost although its handler goes on.",
-        (Edit("mtask/kernel/operations/returning.py", 'elif not row["is_live"]:', "else:"),),
+        (Edit("mtask/kernel/operations/transactions.py", 'elif not row["is_live"]:', "else:"),),
         (f"{_RETURNS}::test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not",),
     ),
     Mutation(

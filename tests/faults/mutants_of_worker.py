@@ -31,7 +31,7 @@ _REPLIES = "mtask/kernel/worker/running/replies.py"
 _RECOVERY = "mtask/kernel/worker/running/recovery.py"
 _RUNNER = "mtask/kernel/worker/running/runner.py"
 
-_CLAIMED = "mtask/kernel/operations/claimed.py"
+_CLAIMED = "mtask/kernel/operations/claim.py"
 _CLAIMED_TESTS = "tests/unit/kernel/operations/test_claimed.py"
 _CAUGHT = "tests/integration/kernel/worker/test_mutants_caught.py"
 _STARTS = "tests/integration/kernel/worker/running/test_starts.py"

@@ -16,7 +16,7 @@ import os
 from importlib.util import find_spec
 from time import monotonic
 
-from mtask.kernel.operations import traffic
+from mtask.kernel.operations import change_stream
 from mtask.kernel.worker.discovery.fetch_loop import Scans
 
 #: Seconds.
@@ -28,7 +28,7 @@ def rest_often() -> None:
     # A worker of the former version, which an upgrade rolls back to, has neither.
     is_resting = bool(os.getpid() & 2)
     if is_resting and hasattr(Scans, "is_in_backlog"):
-        traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
+        change_stream.DENSE_FROM = change_stream.DENSE_UNTIL = 0.0
         Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
     if find_spec("mtask.kernel.worker.discovery.hearing") is not None:
         from mtask.kernel.worker.discovery import hearing, ranks

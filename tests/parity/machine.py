@@ -20,7 +20,7 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import publish as publishing
-from mtask.kernel.operations import returning, transactions
+from mtask.kernel.operations import transactions
 from mtask.kernel.operations.publish import NewTask, Policy, Published
 from mtask.kernel.statements.finish import Outcome
 from tests.parity import machine_model as model
@@ -224,7 +224,7 @@ class World:
         act = Act("finish", run_ids=frozenset([run_id]))
         self.step(act, operation, {task_id: prediction}, in_transaction=True)
         act = Act("set_returns", run_ids=frozenset([run_id]))
-        added = returning.store(task_id, run_id, returns)
+        added = transactions.store_return(task_id, run_id, returns)
         self.step(act, added, {task_id: model.with_returns(run_id, returns)})
 
     def ping(self, picks: list[int], lost: list[int], lease_ms: int) -> None:

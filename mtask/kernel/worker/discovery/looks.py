@@ -11,8 +11,7 @@ from typing import Any
 
 from mtask.features.controls.worker import Controls
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.operations.change_stream import read_orders
-from mtask.kernel.operations.traffic import Traffic
+from mtask.kernel.operations.change_stream import Traffic, read_orders
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
 from mtask.kernel.worker.discovery.rereads import Lookups

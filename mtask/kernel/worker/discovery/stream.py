@@ -15,8 +15,7 @@ from mtask.errors import MtaskError
 from mtask.features.controls.worker import Controls
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.operations.change_stream import Event, EventKind, Stream
-from mtask.kernel.operations.traffic import Density, Traffic
+from mtask.kernel.operations.change_stream import Density, Event, EventKind, Stream, Traffic
 from mtask.kernel.worker.discovery.fetch_loop import Scans
 from mtask.kernel.worker.discovery.hearing import Hearing
 from mtask.kernel.worker.discovery.inbox import Inbox

@@ -11,8 +11,8 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
-from mtask.kernel.operations.claimed import claimed_task, facts_of, simple_facts
-from mtask.kernel.operations.lapses import lapse_in
+from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
+from mtask.kernel.operations.find_due import lapse_in
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.counts import due_since
 from mtask.kernel.worker.process.scope import Scope

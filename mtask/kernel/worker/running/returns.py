@@ -12,7 +12,7 @@ from mtask.features.encryption import encrypt as sealing
 from mtask.features.encryption.cipher import RETURNS
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.operations import returning
+from mtask.kernel.operations import transactions
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.timing import Backoff
 from mtask.kernel.worker.running.call import Called
@@ -37,7 +37,7 @@ class LateReturns:
                 lost = await self._stored(run, value)
             if lost is not None:
                 reason = lost
-                await self._surely(run, lambda: returning.lose(run.task_id, run.run_id, reason))
+                await self._surely(run, lambda: transactions.lose_return(run.task_id, run.run_id, reason))
         except MtaskError as error:  # the mark stays until the worker ends
             _say_lost(run, told(error))
 
@@ -46,7 +46,7 @@ class LateReturns:
 
         def storing() -> Operation[bool]:
             sealed = yield from sealing.seal_value(run.task, RETURNS, value)
-            return (yield from returning.store(run.task_id, run.run_id, sealed))
+            return (yield from transactions.store_return(run.task_id, run.run_id, sealed))
 
         try:
             if not await self._surely(run, storing):
