@@ -26,7 +26,7 @@ from mtask.kernel.driver.operation import Call, Operation, T, tasks
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.driver.types import AsyncSession, SyncSession
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.statements import filters, returning
+from mtask.kernel.statements import filters, finish
 from mtask.kernel.statements.finish import Outcome
 
 #: The time for which a transaction is tried again after conflicts. A publisher that was killed amid its transaction
@@ -191,13 +191,13 @@ def store_return(task_id: str, run_id: str, returns: Any) -> Operation[bool]:
 
     Return False if it comes too late: it is told to be lost, or the run is gone.
     """
-    stored = yield tasks("update_one", returning.returned(task_id, run_id), returning.store(run_id, returns))
+    stored = yield tasks("update_one", finish.returned(task_id, run_id), finish.store_return(run_id, returns))
     return bool(stored.matched_count)
 
 
 def lose_return(task_id: str, run_id: str, reason: str) -> Operation[bool]:
     """Say why the value of a run is not stored, and return True, if the run owes one."""
-    lost = yield tasks("update_one", returning.owing(task_id, run_id), returning.lose(run_id, reason))
+    lost = yield tasks("update_one", finish.owing_return(task_id, run_id), finish.lose_return(run_id, reason))
     return bool(lost.matched_count)
 
 
@@ -234,8 +234,8 @@ def lose_returns_of(owed_returns: OwedReturns, incarnations: Iterable[str]) -> O
     """Say that the values are lost that handlers in these workers owed."""
     gone = list(incarnations)
     if gone and owed_returns.task_ids:
-        matched = returning.owed(owed_returns.task_ids, gone)
-        yield tasks("update_many", matched, returning.lose_all(gone, WORKER_GONE), hint="_id_")
+        matched = finish.owed_returns(owed_returns.task_ids, gone)
+        yield tasks("update_many", matched, finish.lose_returns(gone, WORKER_GONE), hint="_id_")
 
 
 def gone(owed_returns: OwedReturns, signs_of_life: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
