@@ -39,17 +39,13 @@ from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.scope import Scope
 from mtask.kernel.worker.running.accept import Adoption
-from mtask.kernel.worker.running.call import Caller, Observers
-from mtask.kernel.worker.running.claim import Sender
+from mtask.kernel.worker.running.call import Caller, HandlerStores, Observers, RunOperations
+from mtask.kernel.worker.running.claim import Recovery, Sender
 from mtask.kernel.worker.running.claim_loop import Claimer
 from mtask.kernel.worker.running.finisher import Finisher
-from mtask.kernel.worker.running.handler_operations import RunOperations
-from mtask.kernel.worker.running.handler_stores import HandlerStores
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.kernel.worker.running.pace import Pace
-from mtask.kernel.worker.running.recovery import Recovery
 from mtask.kernel.worker.running.runner import Runner
-from mtask.kernel.worker.running.slots import Slots
+from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
 from mtask.parts import worker as features

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/kernel/worker/running/claim_loop.py"
-_NEXT_GROUP = "mtask/kernel/worker/running/next_group.py"
+_NEXT_GROUP = "mtask/kernel/worker/running/claim_loop.py"
 _NEXT_GROUPS_FILE = "tests/unit/kernel/worker/running/test_next_group.py"
 _NEXT_GROUPS = f"{_NEXT_GROUPS_FILE}::test_the_last_tasks_wait_only_while_tasks_come"
 _LAST_OF_OTHERS = (
     "tests/integration/kernel/worker/running/test_ahead.py::"
     "test_last_tasks_of_another_worker_are_claimed_only_for_free_slots"
 )
-_PACE = "mtask/kernel/worker/running/pace.py"
+_PACE = "mtask/kernel/worker/running/slots.py"
 _PACES = "tests/unit/kernel/worker/running/test_pace.py"
 _SENDER = "mtask/kernel/worker/running/claim.py"
 _ADOPTION = "mtask/kernel/worker/running/accept.py"
@@ -27,8 +27,8 @@ _INBOX = "mtask/kernel/worker/discovery/inbox.py"
 _FINISHER = "mtask/kernel/worker/running/finisher.py"
 _OUTCOMES = "mtask/kernel/worker/running/outcomes.py"
 _PINGER = "mtask/kernel/worker/running/leases.py"
-_REPLIES = "mtask/kernel/worker/running/replies.py"
-_RECOVERY = "mtask/kernel/worker/running/recovery.py"
+_REPLIES = "mtask/kernel/worker/running/leases.py"
+_RECOVERY = "mtask/kernel/worker/running/claim.py"
 _RUNNER = "mtask/kernel/worker/running/runner.py"
 
 _CLAIMED = "mtask/kernel/operations/claim.py"
@@ -710,7 +710,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "started-as-they-came",
         "The runs that wait for a slot or for an executor start in the order in which their claims landed.",
-        (Edit("mtask/kernel/worker/running/line.py", "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
+        (Edit("mtask/kernel/worker/running/slots.py",
+              "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
         (f"{_STARTS}::test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once",
          f"{_STARTS}::test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds",
          "tests/integration/features/isolation/test_starts.py"
