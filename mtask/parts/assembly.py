@@ -23,17 +23,15 @@ from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
-from mtask.kernel.worker.discovery.hearing import Hearing
+from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.discovery.looks import Looks
 from mtask.kernel.worker.discovery.overflow import Overflow
 from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
-from mtask.kernel.worker.discovery.ranks import Ranks
 from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
-from mtask.kernel.worker.discovery.stream import StreamLoop
+from mtask.kernel.worker.discovery.stream import Hearing, Looks, StreamLoop
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.registration import Registrar

@@ -101,7 +101,7 @@ PROCESS_MUTATIONS = (
     Mutation(
         "outage-makes-values-lost",
         "After the database was away, the workers that have not beaten yet count as dead.",
-        (Edit("mtask/kernel/worker/discovery/silence.py", "if now - self._looked_at > SILENCE", "if False"),),
+        (Edit("mtask/kernel/worker/discovery/reaper.py", "if now - self._looked_at > SILENCE", "if False"),),
         ("tests/unit/kernel/worker/discovery/test_silence.py::test_time_in_which_nobody_could_look_does_not_count",),
     ),
     Mutation(

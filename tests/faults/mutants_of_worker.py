@@ -52,11 +52,11 @@ _HEARING = "tests/integration/kernel/worker/discovery/test_hearing.py"
 _WAKEUP_TESTS = "tests/integration/kernel/operations/test_wakeups.py"
 _WAKEUPS = "mtask/kernel/operations/change_stream.py"
 _CONCERNS = "mtask/kernel/operations/stream_filter.py"
-_ROSTER = "mtask/kernel/worker/discovery/roster.py"
+_ROSTER = "mtask/kernel/worker/discovery/fleet.py"
 _ROSTER_TESTS = "tests/integration/kernel/worker/discovery/test_roster.py"
-_HEARING_CODE = "mtask/kernel/worker/discovery/hearing.py"
+_HEARING_CODE = "mtask/kernel/worker/discovery/stream.py"
 _OVERFLOW = "mtask/kernel/worker/discovery/overflow.py"
-_LOOKS = "mtask/kernel/worker/discovery/looks.py"
+_LOOKS = "mtask/kernel/worker/discovery/stream.py"
 _GIVING_WAY = "tests/integration/kernel/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/kernel/worker/running/test_locked_tasks.py"
 
@@ -197,13 +197,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "only-the-first-hears",
         "A new task waits for a scan if the worker that ranks first for it has no room.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
         (f"{_HEARING}::test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others",),
     ),
     Mutation(
         "narrow-beside-older-workers",
         "A worker leaves new tasks to workers of a version that does not say when it has no room.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py", " if self._peers.do_all_appeal else []", ""),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", " if self._peers.do_all_appeal else []", ""),),
         (f"{_HEARING}::test_worker_beside_one_that_never_appeals_hears_of_all",),
     ),
     Mutation(
@@ -658,14 +658,14 @@ WORKER_MUTATIONS = (
     Mutation(
         "all-of-a-share-first",
         "Tasks of a name that others serve in other queues, which a share scan brings, count as this worker's own.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py",
+        (Edit("mtask/kernel/worker/discovery/fleet.py",
               "0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)", "0"),),
         (_RANKED_ALIKE,),
     ),
     Mutation(
         "tried-before-but-first",
         "A worker goes first for a task of its share that it has tried in vain.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py",
+        (Edit("mtask/kernel/worker/discovery/fleet.py",
               "        if self._ledger.was_claimed(task_id):\n            return self._peers.last(name)\n", ""),),
         (_RANKED_ALIKE,),
     ),

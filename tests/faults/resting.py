@@ -30,14 +30,14 @@ def rest_often() -> None:
     if is_resting and hasattr(Scans, "is_in_backlog"):
         change_stream.DENSE_FROM = change_stream.DENSE_UNTIL = 0.0
         Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
-    if find_spec("mtask.kernel.worker.discovery.hearing") is not None:
-        from mtask.kernel.worker.discovery import hearing, ranks
+    if find_spec("mtask.kernel.worker.discovery.stream") is not None:
+        from mtask.kernel.worker.discovery import fleet, stream
 
-        ranks._FLEET = 2
+        fleet._FLEET = 2
         # One of the run's queues has a limit.
-        hearing.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
+        stream.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
         if not is_resting:
-            hearing.WIDE_FOR = 0.5
+            stream.WIDE_FOR = 0.5
 
 
 def _is_in_first_half(_: Scans) -> bool:

@@ -16,8 +16,8 @@ from mtask.features.flows import deciding, finding, looking, retention
 from mtask.features.flows import settle as settling
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import transactions, workers
-from mtask.kernel.worker.discovery.silence import Silence
-from mtask.kernel.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.kernel.worker.discovery.reaper import Silence
+from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.scope import Scope
 

@@ -7,8 +7,8 @@ from functools import partial
 from time import monotonic
 
 from mtask.kernel.worker.discovery.buffer import Entry, PreemptionQueue
+from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.overflow import Overflow
-from mtask.kernel.worker.discovery.ranks import Ranks
 from mtask.kernel.worker.process.log import logger
 from mtask.kernel.worker.process.scope import Scope
 from mtask.kernel.worker.process.timing import wake_or_wait

@@ -16,7 +16,7 @@ from mtask.kernel.operations import change_stream as wakeups
 from mtask.kernel.operations.change_stream import Density
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import looks, stream
+from mtask.kernel.worker.discovery import stream
 from mtask.parts import assembly
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, until
@@ -50,9 +50,8 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeups, "DENSE_FROM", 0.0)
     monkeypatch.setattr(wakeups, "DENSE_UNTIL", 0.0)
     monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-    monkeypatch.setattr(looks, "_FULL_EVERY", 1_000_000)
-    for module in (looks, stream):
-        monkeypatch.setattr(module, "INTERVAL", 0.05)
+    monkeypatch.setattr(stream, "_FULL_EVERY", 1_000_000)
+    monkeypatch.setattr(stream, "INTERVAL", 0.05)
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
 
