@@ -25,11 +25,10 @@ from mtask.app.middleware import FinishCall, RunCall
 from mtask.app.tracing import FiredTask
 from mtask.arguments.publish import TaskSpec, current_trace
 from mtask.errors import InvalidInput, LeaseLost, Retry, RunCanceled
-from mtask.kernel.document.handlers import handler_of
-from mtask.kernel.document.middleware import Around
+from mtask.kernel.document.handlers import Around, handler_of
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import DEFAULT_QUEUE, Task
-from mtask.kernel.document.tracing import MAX_TRACESTATE, Trace, is_sampled, trace_of
+from mtask.kernel.document.values import MAX_TRACESTATE, Trace, is_sampled, trace_of
 from mtask.kernel.operations.publish import Published
 from mtask.logs import first_of, last_of, traceback_of
 from mtask.version import __version__

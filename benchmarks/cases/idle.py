@@ -18,9 +18,8 @@ from benchmarks.measuring.registered import RegisteredWorkers
 from benchmarks.measuring.server import Server, wait_quiet
 from benchmarks.options import Options
 from benchmarks.report.figures import MTASK, RAW, Figure, Result, Target, figure, turns
-from mtask.kernel.operations.change_stream import MAX_AWAIT_MS
-from mtask.kernel.operations.traffic import SOME_LASTS, Density
-from mtask.kernel.worker.discovery.hearing import WIDE_FOR
+from mtask.kernel.operations.change_stream import MAX_AWAIT_MS, SOME_LASTS, Density
+from mtask.kernel.worker.discovery.stream import WIDE_FOR
 
 TASKS = 40
 RATE = 4.0

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 from mtask.arguments.publish import TaskRef
 from mtask.errors import HandlerError, LeaseLost
 from mtask.features.flows.handler import Adding, Child, Family, HandlerOperations, Results
+from mtask.kernel.document.handlers import name_of
 from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.lookup import Lookup
-from mtask.kernel.document.middleware import name_of
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import StoredTask, Task
-from mtask.kernel.document.tracing import Trace
+from mtask.kernel.document.values import Trace
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import Published
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
 
 from mtask.errors import HandlerError, MtaskError
-from mtask.kernel.document.middleware import name_of
+from mtask.kernel.document.handlers import name_of
 from mtask.logs import SureLogger, fields
 
 logger = SureLogger("mtask.app")

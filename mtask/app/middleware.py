@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mtask.arguments.publish import TaskSpec
 from mtask.errors import HandlerError
-from mtask.kernel.document.middleware import Around, leave, name_of, tell_of_failure
+from mtask.kernel.document.handlers import Around, leave, name_of, tell_of_failure
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask, Task
-from mtask.kernel.document.tracing import Trace
+from mtask.kernel.document.values import Trace
 
 if TYPE_CHECKING:
     from mtask.app.context import Context

@@ -9,12 +9,11 @@ from typing import Any, Unpack
 from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.kernel.document.handlers import handler_of
-from mtask.kernel.document.identity import task_id_of
+from mtask.kernel.document.identity import own_key, task_id_of
 from mtask.kernel.document.lookup import Lookup
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import MAX_DEPTH, StoredTask
-from mtask.kernel.document.tenants import own_key
-from mtask.kernel.document.tracing import Trace
+from mtask.kernel.document.values import Trace
 from mtask.kernel.driver.bson import is_readable
 from mtask.kernel.operations.publish import NewTask, milliseconds
 from mtask.kernel.statements.outbox import OwedTask

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mtask.app.middleware import RunCall
-from mtask.kernel.document.tracing import Trace
+from mtask.kernel.document.values import Trace
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mtask.arguments.publish import TaskSpec
-from mtask.kernel.document.middleware import Around, Begun, enter, leave
+from mtask.kernel.document.handlers import Around, Begun, enter, leave
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import Published
 

@@ -9,9 +9,8 @@ from typing import TypeAlias
 from mtask.arguments.publish import TaskRef
 from mtask.errors import InvalidInput, TaskError, shown
 from mtask.kernel.document.handlers import handler_of
-from mtask.kernel.document.identity import check_name, split_task_id, task_id_of
+from mtask.kernel.document.identity import check_name, split_task_id, stored_key, task_id_of
 from mtask.kernel.document.task import Task
-from mtask.kernel.document.tenants import stored_key
 from mtask.kernel.operations.publish import Published
 from mtask.search.partial import TaskFields
 

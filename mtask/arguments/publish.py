@@ -22,13 +22,11 @@ from mtask.features.callbacks.rules import DELIVERY, CallbackRef, stored_callbac
 from mtask.features.gathering import client as gathering
 from mtask.features.gathering.client import GatherArguments, Naming, as_argument
 from mtask.kernel.document.handlers import Handler, handler_of
-from mtask.kernel.document.identity import check_name, check_text, fresh_key, task_id_of
+from mtask.kernel.document.identity import check_name, check_tenant, check_text, fresh_key, stored_key, task_id_of
 from mtask.kernel.document.lookup import Lookup, entries_of, values_by_name
 from mtask.kernel.document.options import DEFAULT_OPTION, OPTION_NAMES, TaskOptions, build_option
 from mtask.kernel.document.task import DEFAULT_QUEUE
-from mtask.kernel.document.tenants import check_tenant, stored_key
-from mtask.kernel.document.tracing import Trace
-from mtask.kernel.document.values import storable
+from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.kernel.operations.publish import IfExists, NewTask, Policy
 

@@ -20,8 +20,7 @@ from mtask.client.sync import Client
 from mtask.defaults import DEFAULT_DATABASE, DEFAULT_URI
 from mtask.features.audit_log.client import acting_as, system_user
 from mtask.features.encryption.settings import Encryption, read_encryption
-from mtask.kernel.document.identity import task_id_of
-from mtask.kernel.document.tenants import check_tenant, stored_key
+from mtask.kernel.document.identity import check_tenant, stored_key, task_id_of
 from mtask.kernel.driver import connect
 from mtask.settings import Settings, read_settings
 

@@ -12,9 +12,8 @@ from mtask.cli.context import Cli
 from mtask.cli.flags import POINTER, BriefCommand, Flags, describe, keyword, shared_parameters, taken
 from mtask.cli.flags import callback as callback  # commands take it from here, beside `command`
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
-from mtask.kernel.document.identity import split_task_id, task_id_of
+from mtask.kernel.document.identity import is_key_of, own_key, split_task_id, task_id_of
 from mtask.kernel.document.options import OPTION_NAMES, check_option_names
-from mtask.kernel.document.tenants import is_key_of, own_key
 
 _Command = Callable[..., int | None]
 

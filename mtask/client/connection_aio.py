@@ -19,7 +19,7 @@ from mtask.doctor import operations as diagnosis
 from mtask.errors import InvalidInput
 from mtask.features.audit_log.client import ActionLog
 from mtask.features.encryption.settings import Encryption
-from mtask.kernel.document.tenants import check_tenant
+from mtask.kernel.document.identity import check_tenant
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Operation, T, owned
 from mtask.kernel.driver.stores import AsyncStore, SyncStore

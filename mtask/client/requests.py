@@ -36,11 +36,10 @@ from mtask.errors import (
     shown,
 )
 from mtask.features.encryption import encrypt as sealing
-from mtask.kernel.document.identity import check_text
-from mtask.kernel.document.sealed import Sealed
+from mtask.kernel.document.identity import check_text, own_key
+from mtask.kernel.document.parts import Sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument
-from mtask.kernel.document.tenants import own_key
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import publish as publishing

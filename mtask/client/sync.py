@@ -17,7 +17,7 @@ from mtask.client.patience import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
 from mtask.features.audit_log.rules import DONE, Intent
 from mtask.features.encryption.settings import name_of_key
-from mtask.kernel.document.tenants import stored_key
+from mtask.kernel.document.identity import stored_key
 from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
 

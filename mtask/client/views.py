@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.features.encryption.readable import refuse_readable
-from mtask.kernel.document.identity import check_key, check_name, is_text
+from mtask.kernel.document.identity import check_key, check_name, is_text, prefix_of
 from mtask.kernel.document.lookup import Lookup, values_by_name
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument, describe_validation
-from mtask.kernel.document.tenants import prefix_of
 from mtask.kernel.driver.bson import is_scalar
 
 logger = logging.getLogger("mtask.client")

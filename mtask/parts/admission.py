@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.worker import Keys
 from mtask.features.limits.worker import Limits
-from mtask.kernel.worker.discovery.losses import Losses
-from mtask.kernel.worker.discovery.quarantine import Quarantine
+from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
 
 
 @dataclass(frozen=True, slots=True)

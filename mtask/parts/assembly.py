@@ -23,33 +23,27 @@ from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
-from mtask.kernel.worker.discovery.hearing import Hearing
+from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.discovery.looks import Looks
 from mtask.kernel.worker.discovery.overflow import Overflow
 from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
-from mtask.kernel.worker.discovery.ranks import Ranks
 from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
-from mtask.kernel.worker.discovery.stream import StreamLoop
+from mtask.kernel.worker.discovery.stream import Hearing, Looks, StreamLoop
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.scope import Scope
 from mtask.kernel.worker.running.accept import Adoption
-from mtask.kernel.worker.running.call import Caller, Observers
-from mtask.kernel.worker.running.claim import Sender
+from mtask.kernel.worker.running.call import Caller, HandlerStores, Observers, RunOperations
+from mtask.kernel.worker.running.claim import Recovery, Sender
 from mtask.kernel.worker.running.claim_loop import Claimer
 from mtask.kernel.worker.running.finisher import Finisher
-from mtask.kernel.worker.running.handler_operations import RunOperations
-from mtask.kernel.worker.running.handler_stores import HandlerStores
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.kernel.worker.running.pace import Pace
-from mtask.kernel.worker.running.recovery import Recovery
 from mtask.kernel.worker.running.runner import Runner
-from mtask.kernel.worker.running.slots import Slots
+from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
 from mtask.parts import worker as features

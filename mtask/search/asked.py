@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from mtask.kernel.document.identity import prefix_of
 from mtask.kernel.document.status import TaskStatus
-from mtask.kernel.document.tenants import prefix_of
 from mtask.kernel.statements import filters
 from mtask.kernel.statements.filters import Filter
 from mtask.search.order import Order, order_of

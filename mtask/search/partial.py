@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from mtask.errors import InvalidInput, shown
 from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.options import OPTION_NAMES
-from mtask.kernel.document.sealed import Sealed, is_sealed
+from mtask.kernel.document.parts import Sealed, is_sealed
 from mtask.kernel.document.task import Task, TaskState
 from mtask.kernel.statements.views import ASKED, CREATED, DERIVED_FIELDS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bson.datetime_ms import DatetimeMS
 
-from mtask.kernel.driver.dates import with_zones
+from mtask.kernel.driver.bson import with_zones
 from mtask.kernel.driver.indexes import STATUS_INDEX
 from mtask.kernel.driver.operation import Operation, command, tasks
 from mtask.kernel.operations.change import by_index

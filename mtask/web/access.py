@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from mtask.client import AsyncClient
 from mtask.features.events.task_events import TaskEvent
-from mtask.kernel.document.tenants import own_key, prefix_of, stored_key
+from mtask.kernel.document.identity import own_key, prefix_of, stored_key
 
 
 class Role(StrEnum):

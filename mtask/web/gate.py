@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mtask.arguments.publish import traced_by
 from mtask.errors import MtaskError
 from mtask.features.audit_log.client import acting_as
-from mtask.kernel.document.tracing import trace_of
+from mtask.kernel.document.values import trace_of
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.connections import tell

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 from starlette.convertors import Convertor, register_url_convertor
 
 from mtask.features.schedules.rules import MAX_ID_BYTES
-from mtask.kernel.document.tenants import TENANT_PATTERN
+from mtask.kernel.document.identity import TENANT_PATTERN
 from mtask.web.problems import BadRequest, InvalidRequest
 from mtask.web.schemas import KEY, NAME, TEXT
 

@@ -13,12 +13,11 @@ from pydantic.fields import FieldInfo
 from mtask.features.audit_log.rules import Intent
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS
 from mtask.features.schedules.rules import MAX_CATCH_UP, MAX_JITTER_MS
-from mtask.kernel.document.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN
+from mtask.kernel.document.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN, TENANT_PATTERN
 from mtask.kernel.document.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
 from mtask.kernel.document.options import MIN_PING_INTERVAL_MS, WHOLE, TaskOption
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import MAX_CALL_ID, Task
-from mtask.kernel.document.tenants import TENANT_PATTERN
 from mtask.kernel.statements.views import DERIVED_FIELDS
 
 Schema = dict[str, Any]

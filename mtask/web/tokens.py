@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mtask.errors import InvalidInput, shown
-from mtask.kernel.document.identity import check_text
-from mtask.kernel.document.tenants import is_tenant
+from mtask.kernel.document.identity import check_text, is_tenant
 from mtask.web.access import Caller, Role
 
 _FIELDS = frozenset({"name", "role", "tenant", "sha256"})

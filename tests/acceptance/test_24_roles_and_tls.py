@@ -28,7 +28,7 @@ from mtask.database.schema import LAYOUTS
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver import roles as rights
-from mtask.kernel.operations import retention
+from mtask.kernel.operations import change as retention
 from mtask.local import ReplicaSet
 from mtask.search.findings import Level
 from tests.acceptance.app import EVENTS_VARIABLE

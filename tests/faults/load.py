@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Literal
 
 from mtask import TaskSpec
-from mtask.kernel.document.tenants import stored_key
+from mtask.kernel.document.identity import stored_key
 from tests.faults.order_load import QUEUES, own_options, params_of, urgent_options
 
 Operation = Literal["publish", "update", "cancel", "retry", "rerun", "gather"]

@@ -8,7 +8,7 @@ _CLIENT = "mtask/features/controls/client.py"
 _LIMITS = "mtask/features/limits/worker.py"
 _PERMITS = "mtask/features/limits/operations.py"
 _STATEMENTS = "mtask/features/limits/statements.py"
-_RETENTION = "mtask/kernel/operations/retention.py"
+_RETENTION = "mtask/kernel/operations/change.py"
 _WORKER_CONTROLS = "mtask/features/controls/worker.py"
 
 _INTERRUPTS_TESTS = "tests/unit/cli/test_interrupts.py"

@@ -85,7 +85,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "groups-land-in-any-order",
         "Runs of a group that was claimed later start first if its reply comes first.",
-        (Edit("mtask/kernel/worker/running/landings.py", "        if earlier:\n", "        if False:\n"),),
+        (Edit("mtask/kernel/worker/running/claim.py", "        if earlier:\n", "        if False:\n"),),
         (f"{_LANDINGS_TESTS}::test_a_claim_lands_after_those_that_began_earlier",),
     ),
     # --- permits --------------------------------------------------------------------------------------------

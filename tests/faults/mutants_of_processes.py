@@ -95,13 +95,13 @@ PROCESS_MUTATIONS = (
     Mutation(
         "value-of-a-live-worker-is-told-to-be-lost",
         "A value is told to be lost although its handler goes on.",
-        (Edit("mtask/kernel/operations/returning.py", 'elif not row["is_live"]:', "else:"),),
+        (Edit("mtask/kernel/operations/transactions.py", 'elif not row["is_live"]:', "else:"),),
         (f"{_RETURNS}::test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not",),
     ),
     Mutation(
         "outage-makes-values-lost",
         "After the database was away, the workers that have not beaten yet count as dead.",
-        (Edit("mtask/kernel/worker/discovery/silence.py", "if now - self._looked_at > SILENCE", "if False"),),
+        (Edit("mtask/kernel/worker/discovery/reaper.py", "if now - self._looked_at > SILENCE", "if False"),),
         ("tests/unit/kernel/worker/discovery/test_silence.py::test_time_in_which_nobody_could_look_does_not_count",),
     ),
     Mutation(

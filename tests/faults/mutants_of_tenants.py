@@ -19,7 +19,7 @@ _SCANS = "mtask/features/controls/fair_scans.py"
 _SCHEDULES = "mtask/features/schedules/operations.py"
 _SCHEMA = "mtask/database/schema.py"
 _WALKS = "mtask/search/walks.py"
-_TENANTS = "mtask/kernel/document/tenants.py"
+_TENANTS = "mtask/kernel/document/identity.py"
 
 _CLIENT_TESTS = "tests/integration/client/test_tenants.py"
 _LIMITS_TESTS = "tests/integration/features/limits/test_tenant_limits.py"

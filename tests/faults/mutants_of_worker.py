@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CLAIMER = "mtask/kernel/worker/running/claim_loop.py"
-_NEXT_GROUP = "mtask/kernel/worker/running/next_group.py"
+_NEXT_GROUP = "mtask/kernel/worker/running/claim_loop.py"
 _NEXT_GROUPS_FILE = "tests/unit/kernel/worker/running/test_next_group.py"
 _NEXT_GROUPS = f"{_NEXT_GROUPS_FILE}::test_the_last_tasks_wait_only_while_tasks_come"
 _LAST_OF_OTHERS = (
     "tests/integration/kernel/worker/running/test_ahead.py::"
     "test_last_tasks_of_another_worker_are_claimed_only_for_free_slots"
 )
-_PACE = "mtask/kernel/worker/running/pace.py"
+_PACE = "mtask/kernel/worker/running/slots.py"
 _PACES = "tests/unit/kernel/worker/running/test_pace.py"
 _SENDER = "mtask/kernel/worker/running/claim.py"
 _ADOPTION = "mtask/kernel/worker/running/accept.py"
@@ -27,11 +27,11 @@ _INBOX = "mtask/kernel/worker/discovery/inbox.py"
 _FINISHER = "mtask/kernel/worker/running/finisher.py"
 _OUTCOMES = "mtask/kernel/worker/running/outcomes.py"
 _PINGER = "mtask/kernel/worker/running/leases.py"
-_REPLIES = "mtask/kernel/worker/running/replies.py"
-_RECOVERY = "mtask/kernel/worker/running/recovery.py"
+_REPLIES = "mtask/kernel/worker/running/leases.py"
+_RECOVERY = "mtask/kernel/worker/running/claim.py"
 _RUNNER = "mtask/kernel/worker/running/runner.py"
 
-_CLAIMED = "mtask/kernel/operations/claimed.py"
+_CLAIMED = "mtask/kernel/operations/claim.py"
 _CLAIMED_TESTS = "tests/unit/kernel/operations/test_claimed.py"
 _CAUGHT = "tests/integration/kernel/worker/test_mutants_caught.py"
 _STARTS = "tests/integration/kernel/worker/running/test_starts.py"
@@ -52,11 +52,11 @@ _HEARING = "tests/integration/kernel/worker/discovery/test_hearing.py"
 _WAKEUP_TESTS = "tests/integration/kernel/operations/test_wakeups.py"
 _WAKEUPS = "mtask/kernel/operations/change_stream.py"
 _CONCERNS = "mtask/kernel/operations/stream_filter.py"
-_ROSTER = "mtask/kernel/worker/discovery/roster.py"
+_ROSTER = "mtask/kernel/worker/discovery/fleet.py"
 _ROSTER_TESTS = "tests/integration/kernel/worker/discovery/test_roster.py"
-_HEARING_CODE = "mtask/kernel/worker/discovery/hearing.py"
+_HEARING_CODE = "mtask/kernel/worker/discovery/stream.py"
 _OVERFLOW = "mtask/kernel/worker/discovery/overflow.py"
-_LOOKS = "mtask/kernel/worker/discovery/looks.py"
+_LOOKS = "mtask/kernel/worker/discovery/stream.py"
 _GIVING_WAY = "tests/integration/kernel/worker/discovery/test_giving_way.py"
 _LOCKED = "tests/integration/kernel/worker/running/test_locked_tasks.py"
 
@@ -197,13 +197,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "only-the-first-hears",
         "A new task waits for a scan if the worker that ranks first for it has no room.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "_FLEET, _HEARERS = 3, 2", "_FLEET, _HEARERS = 3, 1"),),
         (f"{_HEARING}::test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others",),
     ),
     Mutation(
         "narrow-beside-older-workers",
         "A worker leaves new tasks to workers of a version that does not say when it has no room.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py", " if self._peers.do_all_appeal else []", ""),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", " if self._peers.do_all_appeal else []", ""),),
         (f"{_HEARING}::test_worker_beside_one_that_never_appeals_hears_of_all",),
     ),
     Mutation(
@@ -658,14 +658,14 @@ WORKER_MUTATIONS = (
     Mutation(
         "all-of-a-share-first",
         "Tasks of a name that others serve in other queues, which a share scan brings, count as this worker's own.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py",
+        (Edit("mtask/kernel/worker/discovery/fleet.py",
               "0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)", "0"),),
         (_RANKED_ALIKE,),
     ),
     Mutation(
         "tried-before-but-first",
         "A worker goes first for a task of its share that it has tried in vain.",
-        (Edit("mtask/kernel/worker/discovery/ranks.py",
+        (Edit("mtask/kernel/worker/discovery/fleet.py",
               "        if self._ledger.was_claimed(task_id):\n            return self._peers.last(name)\n", ""),),
         (_RANKED_ALIKE,),
     ),
@@ -710,7 +710,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "started-as-they-came",
         "The runs that wait for a slot or for an executor start in the order in which their claims landed.",
-        (Edit("mtask/kernel/worker/running/line.py", "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
+        (Edit("mtask/kernel/worker/running/slots.py",
+              "(order, self._came_cnt, item))", "((), self._came_cnt, item))"),),
         (f"{_STARTS}::test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once",
          f"{_STARTS}::test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds",
          "tests/integration/features/isolation/test_starts.py"

@@ -16,7 +16,7 @@ import os
 from importlib.util import find_spec
 from time import monotonic
 
-from mtask.kernel.operations import traffic
+from mtask.kernel.operations import change_stream
 from mtask.kernel.worker.discovery.fetch_loop import Scans
 
 #: Seconds.
@@ -28,16 +28,16 @@ def rest_often() -> None:
     # A worker of the former version, which an upgrade rolls back to, has neither.
     is_resting = bool(os.getpid() & 2)
     if is_resting and hasattr(Scans, "is_in_backlog"):
-        traffic.DENSE_FROM = traffic.DENSE_UNTIL = 0.0
+        change_stream.DENSE_FROM = change_stream.DENSE_UNTIL = 0.0
         Scans.is_in_backlog = property(_is_in_first_half)  # type: ignore[assignment, method-assign]
-    if find_spec("mtask.kernel.worker.discovery.hearing") is not None:
-        from mtask.kernel.worker.discovery import hearing, ranks
+    if find_spec("mtask.kernel.worker.discovery.stream") is not None:
+        from mtask.kernel.worker.discovery import fleet, stream
 
-        ranks._FLEET = 2
+        fleet._FLEET = 2
         # One of the run's queues has a limit.
-        hearing.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
+        stream.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
         if not is_resting:
-            hearing.WIDE_FOR = 0.5
+            stream.WIDE_FOR = 0.5
 
 
 def _is_in_first_half(_: Scans) -> bool:

@@ -13,7 +13,7 @@ from mtask.features.flows import rules as flows
 from mtask.features.flows.rules import Verdict, end_reason, fail_fast_reason
 from mtask.features.gathering import rules as gathering
 from mtask.features.gathering.rules import Call
-from mtask.kernel.document import backoff, rules
+from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.parts import MAX_OWED
 from mtask.kernel.document.status import FINAL_STATUSES, RunStatus, TaskStatus
@@ -283,7 +283,7 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
             before = own if task.task_option.retry_scope == "worker" else state["failed_cnt"]
             state["failed_cnt"] += 1
             if delay is None:
-                delay = backoff.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
+                delay = rules.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
         if delay is not None:
             run["retry_time"] = now + timedelta(milliseconds=delay)
 

@@ -13,14 +13,14 @@ from mtask.doctor import operations as diagnosis
 from mtask.errors import LeaseLost, MtaskError
 from mtask.kernel.document import rules
 from mtask.kernel.document.status import RunStatus
-from mtask.kernel.driver.dates import with_zones
+from mtask.kernel.driver.bson import with_zones
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import publish as publishing
-from mtask.kernel.operations import returning, transactions
+from mtask.kernel.operations import transactions
 from mtask.kernel.operations.publish import NewTask, Policy, Published
 from mtask.kernel.statements.finish import Outcome
 from tests.parity import machine_model as model
@@ -224,7 +224,7 @@ class World:
         act = Act("finish", run_ids=frozenset([run_id]))
         self.step(act, operation, {task_id: prediction}, in_transaction=True)
         act = Act("set_returns", run_ids=frozenset([run_id]))
-        added = returning.store(task_id, run_id, returns)
+        added = transactions.store_return(task_id, run_id, returns)
         self.step(act, added, {task_id: model.with_returns(run_id, returns)})
 
     def ping(self, picks: list[int], lost: list[int], lease_ms: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.kernel.document import backoff, rules
+from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import Task
 from mtask.kernel.statements import expressions as x
@@ -97,7 +97,7 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
     twin = twins.retry_delay_ms("$probe.failures", "$probe.jitter")
     answers = evaluated(mongo_session_client, probes, {"delay": twin})
     for (given_option, failures, jitter), answer in zip(cases, answers, strict=True):
-        expected = backoff.retry_delay_ms(TaskOption.model_validate(given_option), failures, jitter)
+        expected = rules.retry_delay_ms(TaskOption.model_validate(given_option), failures, jitter)
         assert answer["delay"]["value"] == expected, f"after {failures} failures, jitter {jitter}, {given_option}"
 
 
@@ -105,9 +105,9 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
 @given(st.floats(1, 1000), st.integers(0, 10**9), st.integers(1, 12), st.floats(0, 1))
 def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: int, jitter: float) -> None:
     bounded = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)
-    delay = backoff.retry_delay_ms(bounded, failures, jitter)
+    delay = rules.retry_delay_ms(bounded, failures, jitter)
     assert 0 <= delay <= 10**8
-    assert backoff.retry_delay_ms(bounded, failures + 1, jitter) >= delay
+    assert rules.retry_delay_ms(bounded, failures + 1, jitter) >= delay
 
 
 def probed(random: Random) -> tuple[Document, str, list[datetime]]:

@@ -14,9 +14,9 @@ from pymongo.errors import WriteError
 from mtask.database import setup
 from mtask.database.schema import misfits
 from mtask.errors import MtaskError
+from mtask.kernel.document.identity import check_tenant, is_key_of, own_key, stored_key
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import Task
-from mtask.kernel.document.tenants import check_tenant, is_key_of, own_key, stored_key
 from mtask.kernel.driver.stores import SyncStore
 from tests.mongo import Client as Mongo
 

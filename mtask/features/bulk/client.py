@@ -18,8 +18,8 @@ from mtask.features.audit_log.rules import Intent
 from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
 from mtask.features.encryption import encrypt as sealing
+from mtask.kernel.document.identity import prefix_of
 from mtask.kernel.document.task import describe_validation
-from mtask.kernel.document.tenants import prefix_of
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.kernel.driver.operation import Operation
 from mtask.parts.relays import RELAYS

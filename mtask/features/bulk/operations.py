@@ -21,7 +21,7 @@ from mtask.errors import BulkNotFound, DatabaseError, DuplicateKey, InvalidInput
 from mtask.features.bulk.rules import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
 from mtask.features.encryption import decrypt as unsealing
 from mtask.features.flows import change as operating
-from mtask.kernel.document.sealed import Sealed
+from mtask.kernel.document.parts import Sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import SCHEMA_VERSION
 from mtask.kernel.driver.extended_json import parse_extended

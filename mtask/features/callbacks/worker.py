@@ -10,7 +10,7 @@ from mtask.errors import OperationFailed
 from mtask.features.callbacks import operations
 from mtask.features.callbacks.allowed import CallbackOptions
 from mtask.features.callbacks.rules import DELIVERY_QUEUE
-from mtask.kernel.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.scope import Scope

@@ -21,7 +21,7 @@ from mtask.features.controls import operations as controls
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MENDING, Control, Kind, Limit, check_target
 from mtask.kernel.document.task import describe_validation
 from mtask.kernel.driver.operation import Operation
-from mtask.kernel.operations import retention, workers
+from mtask.kernel.operations import change, workers
 from mtask.kernel.operations.publish import milliseconds
 
 #: A limit of starts: the most starts in any window of time, and the window's length (a timedelta or seconds).
@@ -58,7 +58,7 @@ class Change:
             if old:
                 raise WorkersTooOld(old, what="limits and turns of tenants", is_control=True)
         if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
-            yield from retention.prepare_keep()
+            yield from change.prepare_keep()
         return control_of((yield from controls.put(self.kind, self.target, self.fields)))
 
     def unconfirmed(self, control: Control) -> Operation[list[str]]:

@@ -17,7 +17,7 @@ from typing import Protocol
 from mtask.errors import DatabaseUnavailable
 from mtask.features.limits.pools import ALL
 from mtask.features.limits.targets import ScanTarget
-from mtask.kernel.document.tenants import between
+from mtask.kernel.document.identity import between
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations.find_due import Document, Scan, place_of

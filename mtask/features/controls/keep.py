@@ -10,7 +10,7 @@ from mtask.errors import MtaskError
 from mtask.features.controls.worker import Controls
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.operations import retention
+from mtask.kernel.operations import change
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.timing import wake_or_wait
 
@@ -69,7 +69,7 @@ class Retention:
             begun = monotonic()
             async with self._removing:
                 found = await self._remove_batch(queue, statuses)
-            if found < retention.BATCH:
+            if found < change.BATCH:
                 return
             await asyncio.sleep(monotonic() - begun)  # remove only half of the time: others need the database
 
@@ -81,4 +81,4 @@ class Retention:
         keep = control.keep_success if statuses == _SUCCESS else control.keep_fail
         if keep is None:
             return 0
-        return await self._store.run(retention.remove_older(queue, statuses, keep, self._controls.validity()))
+        return await self._store.run(change.remove_older(queue, statuses, keep, self._controls.validity()))

@@ -12,7 +12,7 @@ from mtask.errors import InvalidInput, shown
 from mtask.features.audit_log.client import said
 from mtask.kernel.document.status import FINAL, TaskStatus
 from mtask.kernel.driver.operation import Operation
-from mtask.kernel.operations import retention
+from mtask.kernel.operations import change
 
 _ALLOWED = [*FINAL, TaskStatus.INIT.value]
 #: The pause after a batch, as a multiple of the batch's time: 1 leaves half of the time to others.
@@ -37,14 +37,14 @@ class Purging:
 
     def count(self) -> Operation[int]:
         """Return the number of tasks that a purge would remove now."""
-        found = yield from retention.count(retention.purgeable(self.criteria, self.older_than_ms))
+        found = yield from change.count_matched(change.purgeable(self.criteria, self.older_than_ms))
         return min(found, self.limit) if self.limit else found
 
     def batch(self) -> Operation[None]:
         """Remove the next batch."""
-        left = self.limit - self.removed if self.limit else retention.BATCH
-        matched = retention.purgeable(self.criteria, self.older_than_ms)
-        removed, self.has_more = yield from retention.remove_batch(matched, left)
+        left = self.limit - self.removed if self.limit else change.BATCH
+        matched = change.purgeable(self.criteria, self.older_than_ms)
+        removed, self.has_more = yield from change.remove_batch(matched, left)
         self.removed += removed
         if self.limit and self.removed >= self.limit:
             self.has_more = False

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from mtask.errors import InvalidInput
-from mtask.kernel.document.identity import check_name, check_text
+from mtask.kernel.document.identity import check_name, check_tenant, check_text
 from mtask.kernel.document.options import WHOLE, PositiveCount
 from mtask.kernel.document.task import Instant, Text
-from mtask.kernel.document.tenants import check_tenant
 
 Kind = Literal["queue", "name", "tenant"]
 #: The most runs or starts that one document of permits can count.

@@ -18,7 +18,7 @@ from mtask.errors import DataKeyNotFound, InvalidLookup, MtaskError
 from mtask.features.encryption.settings import key_names
 from mtask.features.encryption.vault import Damaged, Vault
 from mtask.features.schedules.rules import is_firing_of
-from mtask.kernel.document.sealed import Sealed
+from mtask.kernel.document.parts import Sealed
 
 #: The fields of a task, by the name that is encrypted with the value.
 PARAMS, RETURNS, REASON, MESSAGE, LOG = "params", "returns", "reason", "message", "log"

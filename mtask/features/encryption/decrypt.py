@@ -17,10 +17,10 @@ from mtask.features.encryption.encrypt import load, sealer
 from mtask.features.events.task_events import TaskEvent, without_readable
 from mtask.features.logs.rules import LogLine, RunLog
 from mtask.features.schedules.rules import Schedule
+from mtask.kernel.document.identity import stored_key
 from mtask.kernel.document.lookup import LookupEntry
-from mtask.kernel.document.sealed import READABLE, Sealed, is_sealed, refused
+from mtask.kernel.document.parts import READABLE, Sealed, is_sealed, refused
 from mtask.kernel.document.task import Task
-from mtask.kernel.document.tenants import stored_key
 from mtask.kernel.driver.operation import Operation, tasks
 
 Document = dict[str, Any]

@@ -13,9 +13,9 @@ from mtask.errors import EncryptionError, InvalidInput, WorkersTooOld
 from mtask.features.encryption.cipher import LOG, MESSAGE, REASON, RETURNS, Sealer
 from mtask.features.encryption.settings import QUEUE, TENANT, key_names
 from mtask.features.logs.operations import RunLines
-from mtask.kernel.document.sealed import NO_KEYS, Sealed
+from mtask.kernel.document.identity import stored_key
+from mtask.kernel.document.parts import NO_KEYS, Sealed
 from mtask.kernel.document.task import Task
-from mtask.kernel.document.tenants import stored_key
 from mtask.kernel.driver.operation import Call, Operation
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import NewTask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mtask.kernel.document.sealed import Sealed, is_sealed, refused, sealed_in
+from mtask.kernel.document.parts import Sealed, is_sealed, refused, sealed_in
 
 if TYPE_CHECKING:
     from mtask.kernel.document.task import Task

@@ -14,7 +14,7 @@ from mtask.errors import DatabaseError, MtaskError
 from mtask.features.encryption import decrypt as unsealing
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.encryption.cipher import Sealer
-from mtask.kernel.document.sealed import Sealed, is_encrypted
+from mtask.kernel.document.parts import Sealed, is_encrypted
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.process.log import fields, logger, told

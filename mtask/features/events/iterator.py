@@ -15,8 +15,8 @@ from mtask.features.encryption import decrypt as unsealing
 from mtask.features.events.cursors import CLOSE_TIMEOUT, AsyncCursor, SyncCursor
 from mtask.features.events.following import Following
 from mtask.features.events.task_events import TaskEvent
-from mtask.kernel.document.sealed import Sealed
-from mtask.kernel.driver.cancelling import cancel
+from mtask.kernel.document.parts import Sealed
+from mtask.kernel.driver.failover import cancel
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 

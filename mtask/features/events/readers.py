@@ -13,8 +13,8 @@ from bson.timestamp import Timestamp
 
 from mtask.errors import DatabaseError, DatabaseUnavailable
 from mtask.features.events.looked_up import IS_EXACT
+from mtask.kernel.document.identity import prefix_of
 from mtask.kernel.document.status import FINAL
-from mtask.kernel.document.tenants import prefix_of
 from mtask.kernel.driver.operation import Operation, command
 from mtask.kernel.driver.stores import TASKS
 from mtask.kernel.statements.filters import LONGEST_PATTERN, RUNS

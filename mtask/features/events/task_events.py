@@ -15,10 +15,10 @@ from typing import Any
 
 from mtask.features.events import looked_up as lookup
 from mtask.features.events.changes import END_TIMES, changed_runs, updated_fields
-from mtask.kernel.document.sealed import Sealed, is_sealed, refused
+from mtask.kernel.document.identity import is_key_of
+from mtask.kernel.document.parts import Sealed, is_sealed, refused
 from mtask.kernel.document.status import FINAL, RunStatus, TaskStatus
 from mtask.kernel.document.task import runs_in
-from mtask.kernel.document.tenants import is_key_of
 
 Document = Mapping[str, Any]
 _STATUS = "task_state.status"

@@ -23,11 +23,10 @@ from mtask.errors import (
 from mtask.features.callbacks.rules import CallbackRef
 from mtask.features.flows import publish as publishing
 from mtask.features.flows.publish import NewFlow, NewStep, PublishedFlow
-from mtask.kernel.document.identity import check_key, check_text
-from mtask.kernel.document.middleware import Begun, enter, leave
+from mtask.kernel.document.handlers import Begun, enter, leave
+from mtask.kernel.document.identity import check_key, check_tenant, check_text, stored_key
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import MAX_STEPS, OnFailed
-from mtask.kernel.document.tenants import check_tenant, stored_key
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import Published

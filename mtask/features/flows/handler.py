@@ -16,11 +16,11 @@ from mtask.features.encryption import decrypt as unsealing
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.flows import children
 from mtask.kernel.document.handlers import Handler, handler_of
+from mtask.kernel.document.identity import own_key
 from mtask.kernel.document.lookup import Lookup
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import MAX_DEPTH, StoredTask
-from mtask.kernel.document.tenants import own_key
-from mtask.kernel.document.tracing import Trace
+from mtask.kernel.document.values import Trace
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import Published
 from mtask.kernel.statements.outbox import OwedTask

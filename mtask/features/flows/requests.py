@@ -14,9 +14,8 @@ from mtask.features.flows import read as reading
 from mtask.features.flows import views as states
 from mtask.features.flows.change import ChangedFlow
 from mtask.features.flows.views import FlowRow, FlowState
-from mtask.kernel.document.identity import check_key, is_text
+from mtask.kernel.document.identity import check_key, is_text, prefix_of
 from mtask.kernel.document.status import FINAL
-from mtask.kernel.document.tenants import prefix_of
 from mtask.kernel.driver.operation import Operation
 
 #: While the flow's events are followed, the flow is also looked at again after this many seconds.

@@ -15,9 +15,9 @@ from mtask.errors import OperationFailed
 from mtask.features.flows import deciding, finding, looking, retention
 from mtask.features.flows import settle as settling
 from mtask.kernel.driver.operation import Operation
-from mtask.kernel.operations import returning, workers
-from mtask.kernel.worker.discovery.silence import Silence
-from mtask.kernel.worker.discovery.undone import Undone, look_after, warn_of_refusal
+from mtask.kernel.operations import transactions, workers
+from mtask.kernel.worker.discovery.reaper import Silence
+from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.scope import Scope
 
@@ -79,19 +79,19 @@ class FlowJanitor:
         So are those of handlers of this worker that have ended: if the answer to a commit was lost, a handler fails and
         returns nothing.
         """
-        owed = await self._store.run(returning.owed())
+        owed = await self._store.run(transactions.owed_returns())
         for run_id, (task_id, incarnation) in owed.runs.items():
             if incarnation != self._incarnation or run_id in self._ledger.running:
                 continue
             # The value may have come since the read. Then nothing is lost.
-            if await self._store.run(returning.lose(task_id, run_id, returning.UNANSWERED)):
+            if await self._store.run(transactions.lose_return(task_id, run_id, transactions.UNANSWERED)):
                 logger.warning("value lost: its handler has ended", extra=fields(task=task_id, run=run_id))
         worker_ids = sorted({*owed.workers.values()})
         signs = await self._store.run(workers.signs_of_life(worker_ids)) if worker_ids else []
-        ended, silent = returning.gone(owed, signs)
+        ended, silent = transactions.gone(owed, signs)
         dead = ended | self._silence.dead_among(silent, monotonic())
         if dead:
-            await self._store.run(returning.lose_of(owed, dead))
+            await self._store.run(transactions.lose_returns_of(owed, dead))
             logger.warning("values lost: their workers are gone", extra=fields(tasks=len(owed.task_ids)))
 
     async def _settle_owed(self) -> None:

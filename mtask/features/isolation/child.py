@@ -28,16 +28,13 @@ from mtask.features.isolation.lines import RunLines
 from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.features.isolation.processes import be_killed_first, end_with_parent
 from mtask.kernel.driver.errors import scrubbed
-from mtask.kernel.operations.claimed import facts_of
+from mtask.kernel.operations.claim import facts_of
 from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
-from mtask.kernel.worker.running.call import Called, Caller, Observers
-from mtask.kernel.worker.running.handler_operations import RunOperations
-from mtask.kernel.worker.running.handler_stores import HandlerStores
+from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, Observers, RunOperations
 from mtask.kernel.worker.running.outcomes import MAX_REASON, name_of
-from mtask.kernel.worker.running.returns import late_value
 from mtask.kernel.worker.running.run import EndReason, HeldRun
-from mtask.kernel.worker.running.transactions import RunTransactions
+from mtask.kernel.worker.running.transactions import RunTransactions, late_value
 from mtask.logs import RUN, first_of
 
 #: The number of new objects between two garbage collections, as in a worker.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mtask.features.isolation.channel import Message
-from mtask.kernel.worker.running import replies
+from mtask.kernel.worker.running import leases
 from mtask.kernel.worker.running.run import HeldRun
 
 #: The least time between two messages of progress, in seconds.
@@ -56,7 +56,7 @@ class RemoteLeases:
 
     def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
         """Apply the document that a renewal has read, and tell the worker how long the lease holds."""
-        replies.apply(runs, documents, sent, self._worker_id)
+        leases.apply(runs, documents, sent, self._worker_id)
         for run in runs:
             self._send("renewed", run, until=run.trusted_until)
 

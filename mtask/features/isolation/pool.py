@@ -27,9 +27,9 @@ from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.timing import Backoff
 from mtask.kernel.worker.running.call import Called
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.kernel.worker.running.line import Line
 from mtask.kernel.worker.running.outcomes import ExecutorDied
 from mtask.kernel.worker.running.run import EndReason, HeldRun
+from mtask.kernel.worker.running.slots import Line
 
 #: The time between two looks at the memory and the leases of busy executors, in seconds.
 _LOOK = 0.05

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from mtask.kernel.document.options import Count, PositiveCount
-from mtask.kernel.document.sealed import SealedAny
+from mtask.kernel.document.parts import SealedAny
 from mtask.kernel.document.task import Instant, Text
 
 #: The most lines of a run that may be kept, and the number for a worker that does not say one.

@@ -11,12 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from mtask.features.schedules import triggers
 from mtask.features.schedules.triggers import Once, Trigger
-from mtask.kernel.document.identity import NAME_PATTERN
+from mtask.kernel.document.identity import NAME_PATTERN, TENANT_PATTERN, stored_key
 from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.kernel.document.options import WHOLE, Count, PositiveCount, TaskOption
-from mtask.kernel.document.sealed import SealedAny
+from mtask.kernel.document.parts import SealedAny
 from mtask.kernel.document.task import Instant, Text
-from mtask.kernel.document.tenants import TENANT_PATTERN, stored_key
 
 #: The longest delay with which a firing is still on time. A firing with a longer delay is missed, and catch_up decides
 #: whether it is made nevertheless. With catch_up "none", a firing is also missed once the next firing is due.

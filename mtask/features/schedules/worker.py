@@ -25,7 +25,7 @@ from mtask.features.schedules import triggers
 from mtask.features.schedules.client import Definition
 from mtask.features.schedules.operations import Firing, PageEnd
 from mtask.features.schedules.rules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
-from mtask.kernel.document.middleware import leave, watch
+from mtask.kernel.document.handlers import leave, watch
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.counts import Meter

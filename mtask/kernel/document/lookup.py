@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
 from mtask.errors import InvalidLookup
 from mtask.kernel.document.identity import is_text
-from mtask.kernel.document.sealed import SealedAny
+from mtask.kernel.document.parts import SealedAny
 from mtask.kernel.document.values import storable
 
 LOOKUP_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"

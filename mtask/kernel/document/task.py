@@ -24,14 +24,21 @@ from pydantic import (
     model_validator,
 )
 
-from mtask.kernel.document.identity import MAX_KEY_BYTES, NAME_PATTERN, check_key, check_name, task_id_of
+from mtask.kernel.document.identity import (
+    MAX_KEY_BYTES,
+    NAME_PATTERN,
+    TENANT_PATTERN,
+    check_key,
+    check_name,
+    is_key_of,
+    own_key,
+    task_id_of,
+)
 from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.kernel.document.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
-from mtask.kernel.document.parts import MAX_OWED, Callback, OwedCallback
-from mtask.kernel.document.sealed import SealedAny, SealedText
+from mtask.kernel.document.parts import MAX_OWED, Callback, OwedCallback, SealedAny, SealedText
 from mtask.kernel.document.status import RunStatus, TaskStatus, WorkerStatus
-from mtask.kernel.document.tenants import TENANT_PATTERN, is_key_of, own_key
-from mtask.kernel.document.tracing import MAX_TRACEPARENT, TraceContext
+from mtask.kernel.document.values import MAX_TRACEPARENT, TraceContext
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.

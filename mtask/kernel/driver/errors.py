@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from bson.errors import BSONError
 from pymongo.errors import (
@@ -25,7 +27,6 @@ from pymongo.errors import (
 from pymongo.errors import DocumentTooLarge as DriverDocumentTooLarge
 
 from mtask import errors
-from mtask.kernel.driver.refusals import broken_rules
 
 DUPLICATE_KEY = 11000
 #: The errors that the BSON encoder raises for a value that BSON cannot hold.
@@ -127,3 +128,53 @@ def _from_code(error: OperationFailure, code: int | None, reason: str) -> errors
         rules = broken_rules(broken)
         return errors.OperationFailed(f"{reason}: {'; '.join(rules)[:600]}" if rules else reason, code)
     return errors.OperationFailed(reason, code)
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+# Tells which rules of a collection's validator a refused document broke, from the details of MongoDB's error 121.
+
+_Node = Mapping[str, Any]
+_MAX_VALUE = 80
+
+
+def broken_rules(details: _Node) -> list[str]:
+    """Return each broken rule as "field: reason (value)". Empty: the details have another form."""
+    return list(dict.fromkeys(_of(details, "")))
+
+
+def _of(node: _Node, path: str) -> Iterator[str]:
+    operator = node.get("operatorName")
+    if "clausesNotSatisfied" in node:
+        clauses = node["clausesNotSatisfied"]
+        # The validator of tasks has two cases: the first is a short form of the second, which holds all rules.
+        for clause in clauses[-1:] if operator == "$or" else clauses:
+            yield from _of(clause["details"], path)
+    elif "schemaRulesNotSatisfied" in node:
+        yield from _all(node["schemaRulesNotSatisfied"], path)
+    elif "propertiesNotSatisfied" in node:
+        for broken in node["propertiesNotSatisfied"]:
+            yield from _all(broken["details"], f"{path}.{broken['propertyName']}" if path else broken["propertyName"])
+    elif "schemasNotSatisfied" in node:  # of anyOf: each alternative has rules of its own
+        yield " or ".join(f"({'; '.join(_all(each['details'], path))})" for each in node["schemasNotSatisfied"])
+    elif operator == "items" and "details" in node:
+        yield from _all(node["details"], f"{path}.{node.get('itemIndex', 0)}")
+    elif "missingProperties" in node:
+        yield _told(path, f"missing: {', '.join(node['missingProperties'])}")
+    elif operator == "$expr":
+        yield _told(path, "the fields do not fit together (_id, name, key, tenant, times of leases, next_preempt_time)")
+    elif "reason" in node:
+        shown = repr(node["consideredValue"]) if "consideredValue" in node else ""
+        value = f" ({shown[:_MAX_VALUE]})" if shown else ""
+        yield _told(path, f"{node['reason']}{value}")
+    elif operator is not None:
+        yield _told(path, f"{operator} does not hold")
+
+
+def _all(rules: Iterable[_Node], path: str) -> Iterator[str]:
+    for rule in rules:
+        yield from _of(rule, path)
+
+
+def _told(path: str, reason: str) -> str:
+    return f"{path}: {reason}" if path else reason

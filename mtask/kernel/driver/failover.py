@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
+import pymongo.asynchronous.pool
+import pymongo.asynchronous.topology
+import pymongo.lock
 from pymongo.errors import AutoReconnect
 from pymongo.topology_description import TopologyDescription
 
-from mtask.kernel.driver.cancelling import AGAIN
 from mtask.kernel.driver.errors import translated
 
 T = TypeVar("T")
@@ -250,3 +252,81 @@ def _primary_of(known: TopologyDescription) -> Address | None:
     """Return the address of the primary, or None if there is none, or no replica set."""
     servers = known.server_descriptions().items()
     return next((address for address, server in servers if server.server_type_name == _PRIMARY), None)
+
+
+# --- cancelling ------------------------------------------------------------------------------------------
+
+# Ends asyncio tasks that wait for the driver.
+
+#: The time after which a cancellation is repeated, in seconds. The driver closes a connection in less time. What it
+#: counts while it does so bears one interruption, but not two.
+AGAIN = 1.0
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel an asyncio task, and wait until it has ended.
+
+    One cancellation may not be enough. The driver waits for the network by `asyncio.wait_for`. Before Python 3.12, this
+    function drops a cancellation that comes while its wait ends anyway. The operation then goes on to its time limit.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=AGAIN)
+
+
+# --- mending ---------------------------------------------------------------------------------------------
+
+# Mends how the driver waits. A call that was given up could lock the driver for ever.
+
+_NAME = "_async_cond_wait"
+
+
+class Condition(Protocol):
+    """A condition of asyncio, or the driver's own."""
+
+    async def wait(self) -> bool:
+        """Give the lock back, wait until notified, and take the lock again."""
+
+    def notify(self, n: int = 1) -> None:
+        """Wake some of those that wait."""
+
+
+def mend_waits() -> None:
+    """Let the driver wait for a server, and for a free connection, by `wait_for_condition`.
+
+    The driver calls `asyncio.wait_for(condition.wait(), timeout)` while it holds the lock of the condition. Before
+    Python 3.12, `wait_for` runs `condition.wait()` in another asyncio task. If the caller is cancelled while that task
+    takes the lock again, the caller goes on alone. It gives back a lock that it does not hold, and the other task ends
+    without giving the lock back. From then on, each call of the client waits for ever, and so do its monitors. From
+    Python 3.12 on, the time limit cancels the asyncio task in which the wait began, even if another one ends the call.
+
+    This holds for all asyncio clients of the driver in this process.
+    """
+    for module in (pymongo.lock, pymongo.asynchronous.pool, pymongo.asynchronous.topology):
+        if hasattr(module, _NAME):
+            setattr(module, _NAME, wait_for_condition)
+
+
+async def wait_for_condition(condition: Condition, timeout: float | None) -> bool:
+    """Wait until the condition is notified, and return True; return False after `timeout`, in seconds.
+
+    The caller holds the lock, and does so again at the end, however the wait ends. None: there is no limit.
+    """
+    waiting = asyncio.create_task(condition.wait())
+    received: tuple[Any, ...] | None = None  #: what a cancellation said. None: none has come.
+    try:
+        await asyncio.wait((waiting,), timeout=timeout)
+    except asyncio.CancelledError as error:
+        received = error.args
+    waiting.cancel()
+    while not waiting.done():
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError as error:
+            received = error.args if received is None else received
+    is_woken = not waiting.cancelled() and waiting.result()
+    if received is None:
+        return is_woken
+    if is_woken:
+        condition.notify()  # another one can use what this one was woken for
+    raise asyncio.CancelledError(*received)

@@ -23,7 +23,7 @@ class Call:
     """One call of a driver's method. The driver lacks these five methods; the stores provide them:
 
     - `find` returns a list;
-    - `find_naive` does the same, and is faster: dates have no time zone. See `mtask.kernel.driver.dates`;
+    - `find_naive` does the same, and is faster: dates have no time zone. See `mtask.kernel.driver.bson`;
     - `rows` runs an aggregation and returns a list;
     - `insert_new` inserts many documents. It returns the set of positions of documents whose `_id` existed already;
     - `upserted` writes in bulk. It returns the set of positions of documents that were inserted.

@@ -36,8 +36,7 @@ from pymongo.write_concern import WriteConcern
 
 from mtask.kernel.driver import roles as rights
 from mtask.kernel.driver.errors import DUPLICATE_KEY, NOT_STORABLE, translated
-from mtask.kernel.driver.failover import WhilePrimary
-from mtask.kernel.driver.mending import mend_waits
+from mtask.kernel.driver.failover import WhilePrimary, mend_waits
 from mtask.kernel.driver.operation import COLLECTIONS, Call, Operation
 
 T = TypeVar("T")

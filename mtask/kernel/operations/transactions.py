@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -18,11 +19,14 @@ from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
 from mtask.errors import DatabaseError, DatabaseUnavailable, LeaseLost
+from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.errors import first_line
-from mtask.kernel.driver.operation import Call, Operation, T
+from mtask.kernel.driver.indexes import OWED_INDEX
+from mtask.kernel.driver.operation import Call, Operation, T, tasks
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.driver.types import AsyncSession, SyncSession
 from mtask.kernel.operations import claim as claims
+from mtask.kernel.statements import filters, finish
 from mtask.kernel.statements.finish import Outcome
 
 #: The time for which a transaction is tried again after conflicts. A publisher that was killed amid its transaction
@@ -170,3 +174,85 @@ def _has_label(error: BaseException | None, label: str) -> bool:
         seen.add(id(error))
         error = error.__cause__
     return False
+
+
+# --- returning -------------------------------------------------------------------------------------------
+
+# Stores what handlers return after their transactions have committed, or says that it is lost.
+
+#: The most tasks that one call finds.
+BATCH = 500
+WORKER_GONE = "the worker died or stopped before its handler had returned"
+UNANSWERED = "the handler did not learn that its transaction had committed: the answer was lost"
+
+
+def store_return(task_id: str, run_id: str, returns: Any) -> Operation[bool]:
+    """Store the value that a handler has returned.
+
+    Return False if it comes too late: it is told to be lost, or the run is gone.
+    """
+    stored = yield tasks("update_one", finish.returned(task_id, run_id), finish.store_return(run_id, returns))
+    return bool(stored.matched_count)
+
+
+def lose_return(task_id: str, run_id: str, reason: str) -> Operation[bool]:
+    """Say why the value of a run is not stored, and return True, if the run owes one."""
+    lost = yield tasks("update_one", finish.owing_return(task_id, run_id), finish.lose_return(run_id, reason))
+    return bool(lost.matched_count)
+
+
+@dataclass(frozen=True, slots=True)
+class OwedReturns:
+    """Tasks whose handlers owe values, and the workers in which these handlers go on."""
+
+    task_ids: Sequence[str] = ()
+    #: The incarnations, and the worker_id of each.
+    workers: dict[str, str] = field(default_factory=dict)
+    #: The runs that owe values: each with its task and the incarnation of its worker.
+    runs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def owed_returns() -> Operation[OwedReturns]:
+    """Return the tasks that owe values, the oldest first, at most `BATCH`."""
+    matched = {"owed_since": {"$exists": True}, filters.OWES_VALUE: {"$exists": True}}
+    view = {f"task_state.worker_states.{name}": 1 for name in ("worker_id", "run_id", "returns_owed_by")}
+    found = yield tasks("find", matched, view, sort=[("owed_since", 1)], limit=BATCH, hint=OWED_INDEX)
+    owing = [
+        (document["_id"], run)
+        for document in found
+        for run in runs_in(document)
+        if isinstance(run.get("returns_owed_by"), str)
+    ]
+    return OwedReturns(
+        [document["_id"] for document in found if isinstance(document["_id"], str)],
+        {run["returns_owed_by"]: str(run.get("worker_id")) for _, run in owing},
+        {str(run.get("run_id")): (task_id, run["returns_owed_by"]) for task_id, run in owing},
+    )
+
+
+def lose_returns_of(owed_returns: OwedReturns, incarnations: Iterable[str]) -> Operation[None]:
+    """Say that the values are lost that handlers in these workers owed."""
+    gone = list(incarnations)
+    if gone and owed_returns.task_ids:
+        matched = finish.owed_returns(owed_returns.task_ids, gone)
+        yield tasks("update_many", matched, finish.lose_returns(gone, WORKER_GONE), hint="_id_")
+
+
+def gone(owed_returns: OwedReturns, signs_of_life: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
+    """Return the incarnations that have ended, and those that are silent: each of these may be alive.
+
+    After the database was away, all workers are silent until they have sent a heartbeat again. `signs_of_life` are
+    those of the workers in `owed_returns`, from `workers.signs_of_life`.
+    """
+    found = {row["_id"]: row for row in signs_of_life}
+    ended: set[str] = set()
+    silent: set[str] = set()
+    for incarnation, worker_id in owed_returns.workers.items():
+        row = found.get(worker_id)
+        if row is None:
+            silent.add(incarnation)  # a worker whose document was removed registers again
+        elif row.get("incarnation") != incarnation or row["is_stopped"]:
+            ended.add(incarnation)
+        elif not row["is_live"]:
+            silent.add(incarnation)
+    return ended, silent

@@ -1,4 +1,4 @@
-"""The rules of `mtask.kernel.document.rules` and `mtask.kernel.document.backoff` as server expressions, under the same
+"""The rules of `mtask.kernel.document.rules` and `mtask.kernel.document.rules` as server expressions, under the same
 names.
 
 The server evaluates each expression on a task document. `now` is an expression, too. In the engine, it is `$$NOW`. In
@@ -12,9 +12,8 @@ first.
 
 from __future__ import annotations
 
-from mtask.kernel.document.backoff import JITTER
 from mtask.kernel.document.options import MAX_COUNTED_RUNS, MAX_DURATION_MS
-from mtask.kernel.document.rules import KEPT_RUNS
+from mtask.kernel.document.rules import JITTER, KEPT_RUNS
 from mtask.kernel.document.status import RunStatus, TaskStatus
 from mtask.kernel.statements.expressions import (
     FLOW,

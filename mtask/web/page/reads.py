@@ -18,10 +18,9 @@ from mtask.doctor.position import Position
 from mtask.errors import DatabaseUnavailable, TaskNotFound
 from mtask.features.controls.rules import Control
 from mtask.features.limits.explain import PermitUse
-from mtask.kernel.document.identity import check_key, check_name, task_id_of
+from mtask.kernel.document.identity import check_key, check_name, prefix_of, stored_key, task_id_of
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import WorkerDocument
-from mtask.kernel.document.tenants import prefix_of, stored_key
 from mtask.search.by_queue import QueueCounts
 from mtask.search.pages import TaskPage
 from mtask.search.partial import TaskFields

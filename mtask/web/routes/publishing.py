@@ -10,9 +10,8 @@ from fastapi import Header, Response
 from mtask.arguments.publish import policy
 from mtask.client import AsyncClient, TaskSpec
 from mtask.errors import DatabaseError, InvalidInput, TaskError
-from mtask.kernel.document.identity import check_key, check_name, fresh_key, task_id_of
-from mtask.kernel.document.sealed import Sealed
-from mtask.kernel.document.tenants import stored_key
+from mtask.kernel.document.identity import check_key, check_name, fresh_key, stored_key, task_id_of
+from mtask.kernel.document.parts import Sealed
 from mtask.kernel.operations.publish import Published
 from mtask.web import views
 from mtask.web.access import Caller, Role

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from mtask.kernel.document import rules
-from mtask.kernel.document.backoff import retry_delay_ms
+from mtask.kernel.document.rules import retry_delay_ms
 from mtask.kernel.document.status import RunStatus, TaskStatus
 from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.asked import Asked

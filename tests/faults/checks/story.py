@@ -15,10 +15,10 @@ from mtask.app.next import Next, flow_part
 from mtask.features.flows import owing
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
+from mtask.kernel.document.identity import stored_key
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import GatherKind, StoredTask
-from mtask.kernel.document.tenants import stored_key
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive
 from mtask.kernel.statements import expressions as x

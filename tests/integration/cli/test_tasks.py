@@ -12,7 +12,7 @@ import pytest
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.operations import returning
+from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from tests.clients import claim, fail, succeed
 from tests.integration.cli.commands import Commands, client_of
@@ -212,7 +212,7 @@ def test_wait_and_result_wait_for_the_value_and_tell_that_it_is_lost(mtask: Comm
     for command in ("wait", "result"):
         assert mtask(command, "send", "k1", "--timeout", "100ms").code == 6
     assert "still to come" in mtask.ok("show", "send", "k1").out
-    store.run(returning.lose("send:k1", run_id, "the worker died"))
+    store.run(transactions.lose_return("send:k1", run_id, "the worker died"))
     assert "lost: the worker died" in mtask.ok("show", "send", "k1").out
     ended = mtask("wait", "send", "k1")
     assert (ended.code, ended.out) == (0, "SUCCESS  send:k1  its result is lost: the worker died\n")

@@ -25,7 +25,6 @@ from mtask.kernel.document.status import FINAL_STATUSES
 from mtask.kernel.driver.operation import Call, Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
-from mtask.kernel.operations import retention
 from mtask.kernel.statements.outbox import OwedTask
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
@@ -651,8 +650,8 @@ def test_keep_leaves_the_steps_of_flows(store: SyncStore, reader: Client) -> Non
     reader.cancel_flow("f", everything=True)
     reader.publish(NAME, key="plain")
     reader.cancel(NAME, "plain")
-    store.run(retention.prepare_keep())
-    assert store.run(retention.remove_older("default", sorted(FINAL_STATUSES), 0)) >= 1
+    store.run(queries.prepare_keep())
+    assert store.run(queries.remove_older("default", sorted(FINAL_STATUSES), 0)) >= 1
     assert len(reader.flow("f").steps) == 4
     assert reader.purge(older_than=timedelta(0)) == 0
     assert reader.count() == 4

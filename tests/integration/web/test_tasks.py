@@ -11,7 +11,7 @@ import pytest
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.operations import returning
+from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.web.models.publishing import PublishedBatch, PublishedTask
 from mtask.web.models.tasks import TaskDocument, TaskList
@@ -299,7 +299,7 @@ def test_prefer_wait_waits_for_a_value_that_comes_after_the_commit(
         assert in_vain.json()["task_state"]["worker_states"][0].get("returns") is None
         waiting = asyncio.create_task(server.ask("GET", "/v1/tasks/echo/a", headers={"Prefer": "wait=30"}))
         await until(lambda: server.hub.viewer_cnt == 1, 20, "the request waits")
-        await asyncio.to_thread(store.run, returning.store("echo:a", run_id, 7))
+        await asyncio.to_thread(store.run, transactions.store_return("echo:a", run_id, 7))
         answer = await asyncio.wait_for(waiting, 20)
         assert answer.json()["task_state"]["worker_states"][0]["returns"] == 7
         assert answer.headers["etag"] != in_vain.headers["etag"]
@@ -317,7 +317,7 @@ def test_the_page_tells_of_a_value_that_is_still_to_come_and_of_one_that_is_lost
         assert await asyncio.to_thread(store.run, claims.finish_in_transaction(committed))
         view = ("GET", "/task?name=echo&key=a")
         assert "still to come" in (await server.ask(*view, token=None, headers={"Accept": "text/html"})).text
-        await asyncio.to_thread(store.run, returning.lose("echo:a", run_id, "it <died>"))
+        await asyncio.to_thread(store.run, transactions.lose_return("echo:a", run_id, "it <died>"))
         assert "lost: it &lt;died&gt;" in (await server.ask(*view, token=None, headers={"Accept": "text/html"})).text
 
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))

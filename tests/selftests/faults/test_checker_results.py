@@ -9,7 +9,7 @@ import pytest
 
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements import claim as pipelines
-from mtask.kernel.statements import returning
+from mtask.kernel.statements import finish
 from mtask.kernel.statements.finish import Outcome
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit
 from tests.faults.checks.story import Story, instant
@@ -96,10 +96,10 @@ def committed(story: Story) -> tuple[str, str]:
 @SCENES.allow
 def values_that_come_after_the_commit_and_are_lost(story: Story) -> None:
     task_id, run_id = committed(story)
-    story.apply(task_id, returning.store(run_id, 1))
-    story.apply(task_id, returning.store(run_id, 1))
+    story.apply(task_id, finish.store_return(run_id, 1))
+    story.apply(task_id, finish.store_return(run_id, 1))
     task_id, run_id = committed(story)
-    story.apply(task_id, returning.lose(run_id, "the worker died"))
+    story.apply(task_id, finish.lose_return(run_id, "the worker died"))
 
 
 @SCENES.violate("wrong_owed")
@@ -110,7 +110,7 @@ def value_that_is_still_owed_in_the_end(story: Story) -> None:
 @SCENES.violate("stale_results", "second_success")
 def value_that_comes_with_another_change(story: Story) -> None:
     task_id, run_id = committed(story)
-    story.apply(task_id, returning.store(run_id, 1))
+    story.apply(task_id, finish.store_return(run_id, 1))
     story.change_run(task_id, fail_reason="another")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from mtask import App
 from mtask.errors import HandlerError
-from mtask.kernel.document.middleware import enter, leave, watch
+from mtask.kernel.document.handlers import enter, leave, watch
 from mtask.logs import FIELDS
 
 Said = list[str]

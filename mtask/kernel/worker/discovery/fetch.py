@@ -21,8 +21,8 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.filters import Filter, other_than, without_tenants
 from mtask.kernel.worker.discovery.buffer import Order, PreemptionQueue
+from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.discovery.ranks import Ranks
 from mtask.kernel.worker.process.scope import Scope
 from mtask.kernel.worker.process.time import seconds_of
 from mtask.parts.admission import Admission

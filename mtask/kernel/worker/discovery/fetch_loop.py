@@ -17,10 +17,9 @@ from mtask.features.flows.worker import FlowJanitor
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import MAX_ALL_PAUSE, Batches
-from mtask.kernel.worker.discovery.ranks import Ranks
+from mtask.kernel.worker.discovery.fleet import Ranks, Roster
 from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.rereads import Lookups
-from mtask.kernel.worker.discovery.roster import Roster
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.scope import Scope

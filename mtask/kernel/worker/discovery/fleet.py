@@ -8,10 +8,19 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, compress
+from math import inf
+from time import monotonic
 from typing import Any
 
+from mtask.errors import MtaskError
 from mtask.kernel.document.buckets import BUCKET_CNT, bucket_of
+from mtask.kernel.operations import workers
 from mtask.kernel.operations.workers import texts
+from mtask.kernel.statements.filters import Filter, Shares, of_shares
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.scope import Scope
 
 #: The smallest number that `Peers.last` returns if there are other workers. A worker with this rank waits longest, even
 #: if there are few workers: see `mtask.kernel.worker.discovery.buffer.MAX_STAGGER`.
@@ -228,3 +237,130 @@ def _lanes(number: int) -> tuple[int, ...]:
 def _digest(worker_id: str) -> bytes:
     """Return a worker's scores, four bytes for each bucket. They look random and are the same in every process."""
     return hashlib.shake_128(worker_id.encode("utf-8", "surrogatepass")).digest(4 * BUCKET_CNT)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------
+
+# Ranks: orders the live workers for each task, and finds the share of tasks for which this worker ranks first.
+
+#: Of the new tasks of a name that this number of other workers serve, or more, a worker hears only if it is among the
+#: first `_HEARERS` for the task.
+_FLEET, _HEARERS = 3, 2
+
+
+class Ranks:
+    """Ranks this worker among all live workers, and orders the preemption queue by these ranks."""
+
+    def __init__(self, scope: Scope, queue: PreemptionQueue) -> None:
+        self._ledger = scope.ledger
+        self._worker_id = scope.worker_id
+        self._names = scope.names
+        self._queue = queue
+        self._peers = Peers(scope.worker_id, scope.queues)
+        #: The number of times that the ranks were computed.
+        self.version = 0
+        #: The shares of new tasks of which this worker must hear; None: of all tasks, as it is not one of a fleet.
+        self.heard: Shares | None = None
+
+    async def take(self, live: Sequence[Mapping[str, Any]]) -> bool:
+        """Compute the ranks again for these live workers; return False if nothing that matters has changed."""
+        self._ledger.has_peers = any(worker["_id"] != self._worker_id for worker in live)
+        if not self._peers.is_news(live):
+            return False
+        # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
+        await aside.to_thread(self._peers.prepare, live, self._names)
+        self._peers.update(live)
+        self.version += 1
+        shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []
+        self.heard = shares if any("0" in buckets for _, buckets in shares) else None
+        self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
+        return True
+
+    def rank(self, task_id: str, name: str) -> int:
+        """Return this worker's rank: the number of live workers that should try the task before this worker."""
+        # If this worker has claimed the task before, the run did not succeed. Another worker may do better, so this
+        # worker ranks last. If only the task's id decided, the task might come back to this worker until no try is
+        # left.
+        return self._peers.last(name) if self._ledger.was_claimed(task_id) else self._peers.rank(task_id, name)
+
+    def rank_in_share(self, task_id: str, name: str) -> int:
+        """Return the same as `rank` for a task that is in this worker's share."""
+        if self._ledger.was_claimed(task_id):
+            return self._peers.last(name)
+        # To find the bucket takes a third of all that is done for a task of a scan.
+        return 0 if self._peers.is_divided(name) else self._peers.rank(task_id, name)
+
+    def has_others(self, names: Iterable[str]) -> bool:
+        """Whether other live workers share the tasks of these names with this worker."""
+        return self._peers.has_others(names)
+
+    def share(self, names: Iterable[str]) -> tuple[list[Filter], float]:
+        """Return the filter for this worker's share, and the size of the share as a fraction of all tasks.
+
+        The share is the tasks for which this worker ranks first. If the fraction differs between the names, the
+        smallest is returned. If this worker ranks first for all tasks, the list of filters is empty.
+        """
+        shares = self._peers.shares(names)
+        fraction = min((buckets.count("1") / len(buckets) for _, buckets in shares), default=1.0)
+        return ([of_shares(shares)] if shares else []), fraction
+
+
+# --- roster ----------------------------------------------------------------------------------------------
+
+# The roster: reads the live workers when some may have come, gone or changed. While many do, it reads them seldom.
+
+#: The least time between a read and the next one for which a change of some worker asks: in seconds, and as a multiple
+#: of the first one's duration, which includes the computation of the ranks. Until then, ranks are those of before. They
+#: only suggest who tries a task first.
+_PAUSE, _TIMES = 1.0, 20
+
+
+class Roster:
+    """Knows the live workers, and has the ranks computed again when they have changed."""
+
+    def __init__(self, scope: Scope, ranks: Ranks) -> None:
+        self._scope = scope
+        self._ranks = ranks
+        self._live: list[dict[str, Any]] = []
+        #: Whether a read is asked for: in any case, or for a change, not before `_next`.
+        self._is_overdue, self._is_asked = True, False
+        self._next = 0.0
+
+    def ask(self) -> None:
+        """Read the live workers soon. Call this when one of them has come, gone or changed."""
+        self._is_asked = True
+
+    def ask_now(self) -> None:
+        """Read the live workers with the next scan. Call this when changes may have come unheard."""
+        self._is_overdue = True
+
+    @property
+    def due_at(self) -> float:
+        """When the live workers must be read (monotonic seconds); infinity: not before someone asks."""
+        if self._is_overdue:
+            return 0.0
+        return self._next if self._is_asked else inf
+
+    async def read_if_due(self) -> bool:
+        """Read the live workers if that is due; return whether the ranks have changed.
+
+        If they cannot be read, the ranks stay those of before. Tasks are found with any ranks, so no scan fails for it.
+        """
+        sent = monotonic()
+        if sent < self.due_at:
+            return False
+        self._is_overdue = self._is_asked = False  # what changes from now on asks again
+        try:
+            scope = self._scope
+            self._live = await scope.store.run(workers.peers(scope.worker_id, scope.queues, self._live))
+            if self._live:  # each document holds the server's time, so an idle worker learns this time, too
+                scope.clock.observe(self._live[0]["now"], sent, monotonic())
+            return await self._ranks.take(self._live)
+        except BaseException as error:
+            self._is_asked = True
+            if not isinstance(error, MtaskError):
+                raise
+            logger.warning("live workers not read, will be tried again", extra=fields(reason=told(error)))
+            return False
+        finally:
+            self._next = monotonic() + max(_PAUSE, _TIMES * (monotonic() - sent))

@@ -15,8 +15,8 @@ from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.questions import Questions
-from mtask.kernel.worker.discovery.ranks import Ranks
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.scope import Scope
 from mtask.kernel.worker.process.time import seconds_of

@@ -10,8 +10,8 @@ from time import monotonic
 
 from mtask.errors import DatabaseError
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
-from mtask.kernel.worker.discovery.hearing import Hearing
 from mtask.kernel.worker.discovery.rereads import Lookups
+from mtask.kernel.worker.discovery.stream import Hearing
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.scope import Scope
 

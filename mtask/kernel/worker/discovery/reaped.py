@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.errors import MtaskError
-from mtask.kernel.operations import lapses
+from mtask.kernel.operations import find_due
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.scope import Scope
 
@@ -23,6 +23,8 @@ async def count_lapses(scope: Scope, task_ids: Collection[Any], task_cnt: int) -
     if not task_cnt:
         return
     try:
-        scope.meter.lapsed(await scope.store.run(lapses.closed(task_ids, task_cnt, scope.clock.now() - _RECENT)))
+        scope.meter.lapsed(
+            await scope.store.run(find_due.lapses_closed(task_ids, task_cnt, scope.clock.now() - _RECENT))
+        )
     except MtaskError as error:
         logger.warning("lapsed runs not counted", extra=fields(tasks=task_cnt, reason=told(error)))

@@ -6,22 +6,25 @@ Events are lost during a break. So a full scan follows when the new stream is op
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from time import monotonic
+from typing import Any
 
 from mtask.errors import MtaskError
 from mtask.features.controls.worker import Controls
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.operations.change_stream import Event, EventKind, Stream
-from mtask.kernel.operations.traffic import Density, Traffic
+from mtask.kernel.operations.change_stream import Density, Event, EventKind, Stream, Traffic, read_orders
+from mtask.kernel.statements.filters import Shares
+from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
-from mtask.kernel.worker.discovery.hearing import Hearing
+from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.discovery.looks import INTERVAL, Looks
 from mtask.kernel.worker.discovery.questions import Questions
+from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.scope import Scope
 from mtask.kernel.worker.process.timing import Backoff
@@ -229,3 +232,130 @@ class StreamLoop:
             self._scans.ask_setup()
             return False
         return True
+
+
+# --- hearing ---------------------------------------------------------------------------------------------
+
+# The hearing: decides of which new tasks the change stream tells this worker.
+#
+# In a fleet, a worker hears only of the new tasks for which it ranks first or second. So an insert wakes two processes,
+# however many wait. If these two have no room for a task, one of them appeals, and all workers hear of all tasks for a
+# while.
+
+#: The least time for which a worker hears of all tasks: after it has opened a stream, after an appeal, and after
+#: workers or controls have changed. In seconds.
+WIDE_FOR = 10.0
+#: The bounds of the time between two appeals, in seconds. They are shorter than `WIDE_FOR`: while appeals go on, nobody
+#: stops hearing of all tasks. Each worker draws a time of its own, so that they do not all appeal at once.
+APPEAL_PAUSES = (5.0, 8.0)
+
+
+class Hearing:
+    """Decides of which new tasks this worker hears, and when it appeals to the other workers."""
+
+    def __init__(self, scope: Scope, ranks: Ranks, batches: Batches) -> None:
+        self._vitals = scope.vitals
+        self._signals = scope.signals
+        self._ranks = ranks
+        self._batches = batches
+        self._wide_until = inf
+        self._next_appeal = 0.0
+
+    def widen(self) -> None:
+        """From now on, hear of all new tasks for a while."""
+        self._wide_until = monotonic() + WIDE_FOR
+
+    @property
+    def shares(self) -> Shares | None:
+        """The shares of which this worker hears; None: it hears of all new tasks."""
+        return self._ranks.heard if monotonic() >= self._wide_until and self._is_plain else None
+
+    @property
+    def _is_plain(self) -> bool:
+        # A limit, fair turns or a paused tenant may hold back one task and not the next. So ranks alone do not tell who
+        # takes a task.
+        return self._batches.is_plain
+
+    def heard_appeal(self) -> None:
+        """Note an appeal, and hear of all new tasks for a while."""
+        self._put_off_appeals()
+        self.widen()
+
+    def until_appeal(self, now: float) -> float | None:
+        """Return the seconds until this worker may appeal; None: nobody needs an appeal, because all hear of all."""
+        return None if self._ranks.heard is None or not self._is_plain else max(0.0, self._next_appeal - now)
+
+    def appeal(self) -> None:
+        """Tell all workers that due tasks wait, for which this worker has no room. It hears its own appeal, too."""
+        self._put_off_appeals()
+        self._vitals.appeal_cnt += 1
+        self._signals.heartbeat_wanted.send()
+
+    def _put_off_appeals(self) -> None:
+        self._next_appeal = monotonic() + random.uniform(*APPEAL_PAUSES)
+
+
+# --- looks -----------------------------------------------------------------------------------------------
+
+# Looks: reads at intervals what the change stream would report, while the worker works off a backlog without a stream.
+#
+# A look costs a few small reads, however many writes the server has taken since the last one. A stream costs the server
+# two entries of the oplog for each task of each worker.
+
+#: The interval between two looks, in seconds.
+INTERVAL = 0.25
+#: Urgent tasks and schedules are looked for with each n-th look only. A look for urgent tasks passes the keys of the
+#: index that claims have removed, and the server keeps these for minutes. Each m-th look asks for a full scan, which
+#: also reads the live workers and looks for flows and what features have left.
+_URGENT_EVERY, _SCHEDULES_EVERY, _FULL_EVERY = 2, 4, 20
+
+
+class Looks:
+    """Reads this worker's orders, the controls, its own runs, and the tasks that go before the backlog."""
+
+    def __init__(
+        self, scope: Scope, store: AsyncStore, controls: Controls, scans: Scans, batches: Batches, lookups: Lookups
+    ) -> None:
+        """`store` has the connections of the change stream, which are free now."""
+        self._scope = scope
+        self._store = store
+        self._controls = controls
+        self._scans = scans
+        self._batches = batches
+        self._lookups = lookups
+        self._count = 0
+        self._control: Any = None
+        #: The run_ids of the runs that this worker held at the last look.
+        self._held: frozenset[str] = frozenset()
+
+    def begin(self) -> None:
+        """Forget the former rest of the stream."""
+        self._count, self._control, self._held = 0, None, frozenset()
+
+    async def take(self, traffic: Traffic) -> None:
+        """Look once, and note in `traffic` how many writes the server has taken. Raises DatabaseError."""
+        self._count += 1
+        await self.look_at_orders(traffic)
+        self._controls.wake()
+        if self._count % _SCHEDULES_EVERY == 0:
+            self._scope.signals.schedules_changed.send()
+        if self._count % _FULL_EVERY == 0:
+            self._scans.ask_full()
+        await self._look_at_held()
+        if self._count % _URGENT_EVERY == 0:
+            await self._batches.look_for_urgent()
+
+    async def look_at_orders(self, traffic: Traffic) -> None:
+        """Look for orders to this worker alone, and note the server's writes. Raises DatabaseError."""
+        orders, written = await read_orders(self._store, self._scope.worker_id)
+        if written is not None:
+            traffic.note(written.time, written.inc, monotonic())
+        if orders != self._control:  # also at the first look: nothing reported the orders just before it
+            self._scope.signals.heartbeat_wanted.send()
+        self._control = orders
+
+    async def _look_at_held(self) -> None:
+        """Check the runs that were held at the last look, too. Most runs of a quick backlog have ended before that."""
+        runs = [run for run in self._scope.ledger.held if run.run_id in self._held]
+        self._held = frozenset(run.run_id for run in self._scope.ledger.held)
+        await self._lookups.check_held([run.task_id for run in runs])

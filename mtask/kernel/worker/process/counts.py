@@ -12,8 +12,8 @@ from datetime import datetime
 from mtask.kernel.document import rules
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import Run, StoredTask
-from mtask.kernel.operations.claimed import RunFacts
-from mtask.kernel.operations.lapses import Lapse
+from mtask.kernel.operations.claim import RunFacts
+from mtask.kernel.operations.find_due import Lapse
 from mtask.kernel.worker.process.tally import Tally
 from mtask.kernel.worker.running.run import HeldRun
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from mtask.features.encryption.worker import Unreadable
+from mtask.features.limits.worker import Admitted
 from mtask.kernel.document import rules
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
-from mtask.kernel.operations.claimed import claimed_task, facts_of, simple_facts
-from mtask.kernel.operations.lapses import lapse_in
+from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
+from mtask.kernel.operations.find_due import lapse_in
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.counts import due_since
 from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.running.attempt import Attempt
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Slots
@@ -177,3 +179,24 @@ class Adoption:
         """Give back the permits of tasks that the claim did not win."""
         if attempt.admitted is not None and task_ids:
             await self._limits.settle(attempt.admitted, task_ids)
+
+
+# --- attempt ---------------------------------------------------------------------------------------------
+
+# An attempt: the record of one claim that was sent.
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One claim: its tasks, its token, and the time at which it was sent (monotonic seconds)."""
+
+    task_ids: Sequence[str]
+    token: str
+    sent: float
+    #: The permits of the tasks; None: the tasks need no permits.
+    admitted: Admitted | None = None
+
+    @property
+    def run_ids(self) -> dict[str, str]:
+        """The run_id that this claim gives to each task. The key is the task's id."""
+        return claims.run_ids_of(self.task_ids, self.token)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
 from mtask.app.context import Context, Transactions
 from mtask.app.middleware import Entered, RunCall
 from mtask.app.tracing import Tracer
+from mtask.errors import DatabaseUnavailable
+from mtask.features.encryption.cipher import Sealer
 from mtask.features.flows.handler import HandlerOperations
-from mtask.kernel.document.handlers import Handler
-from mtask.kernel.document.middleware import leave, watch
+from mtask.kernel.document.handlers import Handler, leave, watch
+from mtask.kernel.driver import connect
+from mtask.kernel.driver.operation import Operation, T
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.runtime import end_if_forked
 from mtask.kernel.worker.running.outcomes import ended
 from mtask.kernel.worker.running.run import EndReason, HeldRun
-from mtask.kernel.worker.running.threads import ThreadCall, Threads
 from mtask.logs import RUN
 
 
@@ -210,3 +219,206 @@ def _begun(on_begin: Callable[[], object], function: Callable[[], Any]) -> Calla
         return function()
 
     return begin
+
+
+# --- handler operations ----------------------------------------------------------------------------------
+
+# Handler operations: run what handlers ask of the database, on the connections for handlers.
+
+_STOPPED = "the worker has stopped"
+
+
+class RunOperations:
+    """Runs the operations of this worker's handlers."""
+
+    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler]) -> None:
+        self._stores = stores
+        self.handlers = handlers
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation for an async handler; raise a subclass of DatabaseError."""
+        store = self._stores.for_async()
+        if store is None:
+            raise DatabaseUnavailable(_STOPPED)
+        return await store.run(operation)
+
+    def run_sync(self, operation: Operation[T]) -> T:
+        """Run an operation for a sync handler, in its thread; raise a subclass of DatabaseError."""
+        store = self._stores.for_sync()
+        if store is None:
+            raise DatabaseUnavailable(_STOPPED)
+        return store.run(operation)
+
+
+# --- handler stores --------------------------------------------------------------------------------------
+
+# Handler stores: the database connections for the transactions of handlers. The worker itself uses others.
+
+
+class HandlerStores:
+    """Two stores, one for async and one for sync handlers. The first transaction of each kind opens its store.
+
+    The statements in a handler's transaction may take long. They use a connection pool of their own, so they take no
+    connection away from claims, pings and finishes. The worker's time limits do not apply to these statements.
+    """
+
+    def __init__(self, uri: str, database: str, app_name: str, sealer: Sealer | None = None) -> None:
+        """`sealer` encrypts what handlers publish, and decrypts what they read."""
+        self._uri = uri
+        self._database = database
+        self._app_name = app_name
+        self._sealer = sealer
+        self._lock = threading.Lock()
+        self._async: AsyncStore | None = None
+        self._sync: SyncStore | None = None
+        self._is_closed = False
+
+    def for_async(self) -> AsyncStore | None:
+        """Return the store of async handlers; None after `close`. Call this in the event loop."""
+        if self._async is None and not self._is_closed:
+            self._async = connect.async_store(self._uri, self._database, self._app_name)
+            self._async.sealer = self._sealer
+        return self._async
+
+    def for_sync(self) -> SyncStore | None:
+        """Return the store of sync handlers; None after `close`. Any thread may call this."""
+        with self._lock:
+            if self._sync is None and not self._is_closed:
+                self._sync = connect.sync_store(self._uri, self._database, self._app_name)
+                self._sync.sealer = self._sealer
+            return self._sync
+
+    async def close(self) -> None:
+        """Close the open stores. No store is opened after that, because a sync handler may outlive its worker."""
+        with self._lock:
+            self._is_closed = True
+            made_async, self._async = self._async, None
+            made_sync, self._sync = self._sync, None
+        if made_async is not None:
+            await made_async.close()
+        if made_sync is not None:
+            await aside.to_thread(made_sync.close)
+
+
+# --- threads ---------------------------------------------------------------------------------------------
+
+# Threads for sync handlers. If several calls end at about the same time, they wake the event loop only once.
+
+Call = Callable[[], Any]
+
+
+class ThreadCall:
+    """A call of a function in a thread. In the event loop, `future` tells when the call has ended."""
+
+    __slots__ = ("_call", "_context", "_error", "_on_end", "_returned", "future", "is_over")
+
+    def __init__(self, call: Call, future: asyncio.Future[None]) -> None:
+        self._call = call
+        self._context = contextvars.copy_context()
+        self._on_end: Callable[[], None] | None = None
+        self.future = future  #: done when the event loop knows that the call has ended
+        self.is_over = False  #: whether the event loop knows that the call has ended
+        self._returned: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call, in the thread, unless the call was cancelled. Keep any exception, even `SystemExit`."""
+        if self.future.cancelled():
+            return
+        try:
+            self._returned = self._context.run(self._call)
+        except BaseException as error:
+            self._error = error
+        end_if_forked(self._error)
+
+    def take(self) -> tuple[Any, BaseException | None]:
+        """Return the result and the exception, and forget both. An exception would keep its frames in memory."""
+        taken = self._returned, self._error
+        self._returned = self._error = None
+        return taken
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the event loop when this call has ended."""
+        self._on_end = callback
+
+    def deliver(self) -> None:
+        """Mark the call as ended, and wake the code that waits for the call. Call this in the event loop."""
+        self.is_over = True
+        if self.future.done():
+            self.take()  # the future was cancelled, so nobody else takes the result
+        else:
+            self.future.set_result(None)
+        if self._on_end is not None:
+            self._on_end()
+
+
+class Threads:
+    """A pool of threads. It starts a new thread only if a call finds no idle thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[ThreadCall | None] = SimpleQueue()
+        self._ended: deque[ThreadCall] = deque()
+        self._is_delivery_due = False
+        self._is_closed = False
+        self._is_short = False
+        #: The number of calls that have not ended, as far as the event loop knows.
+        self._busy = 0
+        self._threads = 0
+
+    def start(self, call: Call) -> ThreadCall:
+        """Start a call in a thread. Call this in the event loop.
+
+        Raises RuntimeError if the pool has no thread and cannot start one.
+        """
+        loop = asyncio.get_running_loop()
+        made = ThreadCall(call, loop.create_future())
+        while self._busy - len(self._ended) >= self._threads and self._add_thread(loop):
+            pass
+        self._busy += 1
+        self._calls.put(made)
+        return made
+
+    def close(self) -> None:
+        """End each thread after its current call. Calls that have not begun are dropped."""
+        self._is_closed = True
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+    def _add_thread(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Start one more thread; return whether it started. If it did not, calls wait until another thread is idle.
+
+        Raises RuntimeError if the pool has no other thread.
+        """
+        name = f"{self._name}-{self._threads}"
+        thread = threading.Thread(target=self._work, args=(loop,), name=name)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+            if not self._is_short:
+                logger.warning("no further thread can be started, for now", extra=fields(threads=self._threads))
+            self._is_short = True
+            return False
+        self._is_short = False
+        self._threads += 1
+        return True
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (call := self._calls.get()) is not None:
+            if not self._is_closed:
+                call.run()
+            self._ended.append(call)
+            del call  # an idle thread must not keep its last call in memory
+            if not self._is_delivery_due:
+                self._is_delivery_due = True
+                with suppress(RuntimeError):  # the loop has closed: nobody waits for the call
+                    loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # The flag is cleared first, so a call that ends from now on causes another delivery.
+        self._is_delivery_due = False
+        while self._ended:
+            self._busy -= 1
+            self._ended.popleft().deliver()

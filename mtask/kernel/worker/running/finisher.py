@@ -29,7 +29,7 @@ from mtask.errors import (
 )
 from mtask.features.flows import room
 from mtask.features.limits.worker import Limits
-from mtask.kernel.document.middleware import Around, Begun, leave, watch
+from mtask.kernel.document.handlers import Around, Begun, leave, watch
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.errors import VALIDATION
 from mtask.kernel.operations import claim as claims

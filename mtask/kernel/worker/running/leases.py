@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any
 
 from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError
+from mtask.kernel.document.options import ping_seconds
+from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import workers
@@ -23,8 +25,7 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.registration import heartbeat
 from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.running import replies
-from mtask.kernel.worker.running.run import EndReason, HeldRun
+from mtask.kernel.worker.running.run import EndReason, HeldRun, trusted_until
 
 #: The most runs that one ping covers.
 _GROUP = 500
@@ -397,8 +398,8 @@ class Pinger:
         self._store.timeout = timedelta(seconds=max(_MIN_CALL, min(_MAX_CALL, left)))
 
     def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
-        """Apply the documents of these runs' tasks to the runs: see `mtask.kernel.worker.running.replies`."""
-        replies.apply(runs, documents, sent, self._registration.worker_id)
+        """Apply the documents of these runs' tasks to the runs: see `mtask.kernel.worker.running.leases`."""
+        apply(runs, documents, sent, self._registration.worker_id)
 
     def _heartbeat(self) -> None:
         self._next_beat = monotonic() + self._interval
@@ -415,3 +416,77 @@ class Pinger:
         if not self._worker_loop.is_closed():
             with suppress(RuntimeError):  # the event loop has closed just now
                 self._worker_loop.call_soon_threadsafe(self._scope.signals.heartbeat_answered.send, document)
+
+
+# --- replies ---------------------------------------------------------------------------------------------
+
+# Replies: updates the runs that this worker holds from documents. A ping or a lookup has read the documents.
+
+
+def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: float | None, worker_id: str) -> None:
+    """Extend the lease of each run, or end the run, according to the document of its task.
+
+    `sent`: the time at which the ping was sent (monotonic seconds). None: the documents were only read, and no lease is
+    extended.
+    """
+    by_id = {document["_id"]: document for document in documents}
+    for run in runs:
+        if sent is not None:
+            run.next_ping = sent + run.ping_interval
+        try:
+            _apply(run, by_id.get(run.task_id), sent, worker_id, is_alone=len(runs) == 1)
+        except Exception:
+            # Only the lease of this run is not extended. The leases of the other runs are extended.
+            logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
+
+
+def _apply(
+    run: HeldRun, document: dict[str, Any] | None, sent: float | None, worker_id: str, *, is_alone: bool
+) -> None:
+    if run.is_finishing:
+        if sent is not None and document is not None:
+            _extend(run, document, sent)
+        return  # the finisher finds out whether this run's lease is lost
+    reason = _end_reason(run, document, worker_id)
+    if reason is not None:
+        if reason is EndReason.REMOVED and sent is not None and is_alone:
+            reason = EndReason.LEASE_LOST  # a ping of a single run returns no document in either case
+        run.end(reason)
+    if document is not None and reason not in (EndReason.REMOVED, EndReason.LEASE_LOST) and sent is not None:
+        _extend(run, document, sent)
+
+
+def _extend(run: HeldRun, document: dict[str, Any], sent: float) -> None:
+    if not _is_held(run, document):
+        return
+    run.trusted_until = max(run.trusted_until, trusted_until(sent, run.lease_ms))
+    interval = _option(document, "ping_interval_ms")
+    if isinstance(interval, int | float) and 0 < interval < run.lease_ms:
+        run.ping_interval = ping_seconds(interval, run.lease_ms)
+        run.next_ping = sent + run.ping_interval
+
+
+def _option(document: dict[str, Any], name: str) -> Any:
+    option = document.get("task_option")
+    return option.get(name) if isinstance(option, dict) else None
+
+
+def _is_held(run: HeldRun, document: dict[str, Any]) -> bool:
+    own = claims.run_of(document, run.run_id)
+    if own is None or own.get("status") != RunStatus.RUNNING:
+        return False
+    expiry = own.get("ping_expire_time")
+    return isinstance(expiry, datetime) and expiry > document["now"]
+
+
+def _end_reason(run: HeldRun, document: dict[str, Any] | None, worker_id: str) -> EndReason | None:
+    if document is None:
+        return EndReason.REMOVED
+    if not _is_held(run, document):
+        return EndReason.LEASE_LOST
+    if document["task_state"].get("cancel_requested"):
+        return EndReason.CANCELED
+    admitted = _option(document, "specific_worker_ids")
+    if isinstance(admitted, list) and admitted and worker_id not in admitted:
+        return EndReason.EXCLUDED
+    return None

@@ -19,8 +19,8 @@ from mtask.features.encryption.encrypt import sealed_progress
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.options import ping_seconds
 from mtask.kernel.document.task import StoredTask
-from mtask.kernel.document.tracing import Trace, is_sampled, trace_id_in
-from mtask.kernel.operations.claimed import RunFacts, claimed_params, claimed_task
+from mtask.kernel.document.values import Trace, is_sampled, trace_id_in
+from mtask.kernel.operations.claim import RunFacts, claimed_params, claimed_task
 from mtask.logs import RunMarks
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.

@@ -20,8 +20,8 @@ from mtask.kernel.worker.running.call import Called, Caller
 from mtask.kernel.worker.running.finisher import Finisher, refusal
 from mtask.kernel.worker.running.leases import Pinger
 from mtask.kernel.worker.running.outcomes import ended
-from mtask.kernel.worker.running.returns import LateReturns, late_value
 from mtask.kernel.worker.running.run import SILENT, EndReason, HeldRun
+from mtask.kernel.worker.running.transactions import LateReturns, late_value
 from mtask.logs import RUN
 
 #: The time that a cancelled handler gets to end, in seconds. After this time the outcome of its run is written, even if

@@ -12,9 +12,8 @@ from typing import Any
 from starlette.responses import Response
 
 from mtask.errors import InvalidInput
-from mtask.kernel.document.identity import check_name, task_id_of
+from mtask.kernel.document.identity import check_name, check_tenant, task_id_of
 from mtask.kernel.document.status import TaskStatus
-from mtask.kernel.document.tenants import check_tenant
 from mtask.kernel.driver.extended_json import parse_strict
 from mtask.search.order import Order, order_of
 from mtask.search.partial import TaskFields

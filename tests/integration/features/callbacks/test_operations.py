@@ -22,7 +22,6 @@ from mtask.kernel.driver.operation import Call, Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.operations import retention
 from mtask.kernel.statements.finish import Outcome
 from mtask.parts import relays
 from tests.clients import claim
@@ -340,7 +339,7 @@ def test_neither_a_purge_nor_the_keep_of_a_queue_removes_a_task_whose_end_is_to_
 ) -> None:
     succeed(store, client)
     assert client.purge(status="SUCCESS") == 0
-    assert store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 0)) == 0
+    assert store.run(queries.remove_older("default", [TaskStatus.SUCCESS], 0)) == 0
     assert store.run(purging.prepare("SUCCESS", None, None, None, 0).count()) == 0
     store.run(callbacks.settle_all(["task:k"]))
     assert client.purge(name="task") == 1

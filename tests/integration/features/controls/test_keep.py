@@ -13,8 +13,8 @@ from mtask.errors import ControlUnconfirmed
 from mtask.features.controls import keep as upkeep
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.operations import retention
-from mtask.kernel.operations.retention import BATCH
+from mtask.kernel.operations import change
+from mtask.kernel.operations.change import BATCH
 from mtask.kernel.statements import filters
 from tests.clients import server_now
 from tests.integration.stores import register
@@ -71,8 +71,8 @@ def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> 
         client.publish("done", key=key)
         ended = {"task_state.status": status, "task_state.finish_time": now - timedelta(minutes=place)}
         store.tasks.update_one({"key": key}, {"$set": ended, "$unset": {"task_state.next_preempt_time": ""}})
-    store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 2))
-    store.run(retention.remove_older("default", [TaskStatus.FAIL, TaskStatus.CANCELED], 1))
+    store.run(change.remove_older("default", [TaskStatus.SUCCESS], 2))
+    store.run(change.remove_older("default", [TaskStatus.FAIL, TaskStatus.CANCELED], 1))
     assert sorted(task.key for task in client.find()) == ["a", "b", "d"]
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_removed_when_the_heartbeat_has_run_out(client: Client, store
     finished(client, store, 2)
     now = server_now(store)
     for until_when, left in ((now, 2), (now + timedelta(minutes=1), 0)):
-        store.run(retention.remove_older("default", [TaskStatus.SUCCESS], 0, [filters.in_time(until_when)]))
+        store.run(change.remove_older("default", [TaskStatus.SUCCESS], 0, [filters.in_time(until_when)]))
         assert client.count() == left
 
 

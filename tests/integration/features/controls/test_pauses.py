@@ -18,7 +18,7 @@ from mtask.errors import ControlUnconfirmed, DatabaseUnavailable, InvalidInput, 
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements import filters
-from mtask.kernel.worker.running import recovery
+from mtask.kernel.worker.running import claim as recovery
 from tests.integration.stores import publish, register, stored
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client as Mongo

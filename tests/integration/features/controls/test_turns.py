@@ -12,7 +12,7 @@ import pytest
 from mtask import App, Client, Context
 from mtask.features.controls import fair_scans as turns
 from mtask.features.limits.targets import ScanTarget
-from mtask.kernel.document.tenants import between
+from mtask.kernel.document.identity import between
 from mtask.kernel.driver.indexes import TURNS_INDEX
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import find_due as finding

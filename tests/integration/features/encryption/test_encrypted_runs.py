@@ -20,7 +20,7 @@ from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
 from mtask.features.encryption.vault import Vault
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.logs.options import LogOptions
-from mtask.kernel.document.sealed import NO_KEYS, READABLE, Sealed
+from mtask.kernel.document.parts import NO_KEYS, READABLE, Sealed
 from mtask.search.findings import Level
 from tests.integration.features.isolation import isolated
 from tests.integration.worker_harness import Bench, working

@@ -16,7 +16,7 @@ from pymongo.monitoring import CommandListener
 from mtask import AsyncClient, Client, Encryption, TaskSpec
 from mtask.errors import DataKeyNotFound, DecryptionFailed, InvalidInput, WorkersTooOld, WrongMasterKey
 from mtask.features.encryption.cipher import PARAMS, Sealer
-from mtask.kernel.document.sealed import Sealed
+from mtask.kernel.document.parts import Sealed
 from tests.clients import KINDS, AnyClient, Kind, open_client
 from tests.keys import MARKER, MASTER_KEY, encryption_of, make_keys
 from tests.mongo import Client as Mongo

@@ -19,7 +19,7 @@ from mtask.features.flows import worker as flow_janitor
 from mtask.features.flows.worker import FlowJanitor
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.discovery import undone
+from mtask.kernel.worker.discovery import relays
 from tests.clients import claim, succeed
 from tests.integration import stores
 from tests.mongo import Client as Mongo
@@ -33,7 +33,7 @@ def store(mongo: Mongo, database_name: str) -> SyncStore:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_janitor, "_OWED_GRACE", timedelta(0))
-    monkeypatch.setattr(undone, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(relays, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
 
 
 def publish_ended(mongo_uri: str, store: SyncStore, *keys: str) -> None:

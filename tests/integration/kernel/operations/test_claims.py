@@ -15,8 +15,8 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
-from mtask.kernel.operations import returning
-from mtask.kernel.operations.claimed import claimed_task, facts_of
+from mtask.kernel.operations import transactions
+from mtask.kernel.operations.claim import claimed_task, facts_of
 from mtask.kernel.statements.derive import LAPSED_REASON
 from mtask.kernel.statements.finish import Outcome
 from tests.clients import server_now
@@ -467,11 +467,11 @@ def test_what_a_transaction_returned_is_added_to_its_success_alone(store: SyncSt
     publish(store, "k")
     claim(store, "w", "k")
     end = outcome(store, "k")
-    assert not store.run(returning.store("task:k", end.run_id, "too early"))
+    assert not store.run(transactions.store_return("task:k", end.run_id, "too early"))
     assert parsed(store, "k").returns is None
     with store.client.start_session() as session, session.start_transaction():
         assert store.run(claims.finish_in_transaction(end), session)
-    assert store.run(returning.store("task:k", end.run_id, {"$add": [1, 2]}))
+    assert store.run(transactions.store_return("task:k", end.run_id, {"$add": [1, 2]}))
     assert parsed(store, "k").returns == {"$add": [1, 2]}
 
 

@@ -22,8 +22,7 @@ from mtask.kernel.operations import change_stream as wakeups
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import stream_filter as concerns
 from mtask.kernel.operations import workers
-from mtask.kernel.operations.change_stream import Stream
-from mtask.kernel.operations.traffic import Density
+from mtask.kernel.operations.change_stream import Density, Stream
 from mtask.kernel.operations.workers import Heartbeat
 from mtask.kernel.statements.filters import Shares
 from mtask.kernel.statements.finish import Outcome

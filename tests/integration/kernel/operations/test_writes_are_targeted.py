@@ -36,7 +36,7 @@ from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Call
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.operations import returning
+from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
 from tests.clients import claim, server_now
@@ -254,7 +254,7 @@ async def runs(bench: Bench) -> None:
     )
     await client.publish("transact", {"fails": True}, key="late")
     assert (await client.wait("transact", "late")).returns_lost
-    await client._run(returning.lose_of(returning.Owed(["transact:k"]), ["a dead worker"]))
+    await client._run(transactions.lose_returns_of(transactions.OwedReturns(["transact:k"]), ["a dead worker"]))
     await client.publish_many([TaskSpec("hold", key=key, ping_interval_ms=100) for key in "abc"])
     for key in "abc":
         state = await bench.status(f"hold:{key}", "RUNNING")

@@ -19,7 +19,7 @@ from pymongo import WriteConcern
 
 from mtask import App, Context
 from mtask.kernel.driver.stores import CODEC, READING
-from mtask.kernel.worker.running import replies
+from mtask.kernel.worker.running import leases
 from tests.faults.malformed import good
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client, Document, until
@@ -322,14 +322,14 @@ def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read
     serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        apply = replies._apply
+        apply = leases._apply
 
         def tripping(run: Any, *arguments: Any, **options: Any) -> None:
             if run.task_id == "hold:bad":
                 raise ZeroDivisionError("nobody foresaw this")
             apply(run, *arguments, **options)
 
-        monkeypatch.setattr(replies, "_apply", tripping)
+        monkeypatch.setattr(leases, "_apply", tripping)
         options = {"task_option__ping_interval_ms": 100, "task_option__worker_timeout_ms": 3_000}
         insert(bench, *(changed(key, **options) | {"_id": f"hold:{key}", "name": "hold"} for key in ("bad", "right")))
         # The one is not trusted any longer than it was, and tried again; the other goes on.

@@ -15,7 +15,7 @@ import pytest
 
 from mtask import App, AsyncClient, Client, Context, Fail, Retry, TaskSpec
 from mtask.kernel.operations import change_stream as wakeups
-from mtask.kernel.operations.traffic import Density
+from mtask.kernel.operations.change_stream import Density
 from tests.integration.kernel.worker.leaks import Before, connections, own_objects, sizes_of, uncollected_objects
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import PATIENCE, eventually, fail_command, until

@@ -23,8 +23,8 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.discovery import inbox, stream
+from mtask.kernel.worker.running import claim
 from mtask.kernel.worker.running import leases as pinger
-from mtask.kernel.worker.running import recovery
 from mtask.kernel.worker.running.run import HeldRun, trusted_until
 from tests.integration import stores
 from tests.integration.stores import register
@@ -278,7 +278,7 @@ class _LateClaim:
         result = await self._store.run(operation)
         if _name(operation) == "claimed":
             self.reads += 1
-            if self.reads == len(recovery._READ_AGAIN_AFTER) + 1 and self._late is not None:
+            if self.reads == len(claim._READ_AGAIN_AFTER) + 1 and self._late is not None:
                 self.is_carried_out = bool(await self._store.run(self._late))
         return result
 
@@ -287,7 +287,7 @@ def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
     mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for as long as it can come true; here until the worker stops."""
-    monkeypatch.setattr(recovery, "_SETTLED", _FAR.total_seconds())
+    monkeypatch.setattr(claim, "_SETTLED", _FAR.total_seconds())
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:

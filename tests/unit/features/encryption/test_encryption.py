@@ -20,7 +20,7 @@ from mtask import Encryption
 from mtask.errors import DecryptionFailed, EncryptionError, InvalidInput, InvalidLookup
 from mtask.features.encryption.cipher import canonical, parsed
 from mtask.features.encryption.settings import key_names, name_of_key, read_encryption, read_key_file, tenant_of
-from mtask.kernel.document.sealed import Sealed, is_sealed
+from mtask.kernel.document.parts import Sealed, is_sealed
 from mtask.kernel.driver.extended_json import extended_exactly
 
 KEY = b"k" * 96

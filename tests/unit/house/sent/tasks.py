@@ -13,7 +13,7 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
-from mtask.kernel.operations import lapses, retention, returning, sessions, transactions
+from mtask.kernel.operations import sessions, transactions
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive, filters, short, views
 from mtask.kernel.statements import publish as requests
@@ -104,13 +104,15 @@ def _runs() -> dict[str, object]:
         "settle lapsed": told(claims.settle_lapsed(5_000, 10), [{"_id": "task:k"}]),
         "settle at an instant": pipelines.settle(NOW),
         "quarantine": told(claims.quarantine("task:k", "w", "r" * 100), DocumentTooLarge("1"), DocumentTooLarge("2")),
-        "lapses closed": told(lapses.closed(TWO, 2, NOW)),
+        "lapses closed": told(finding.lapses_closed(TWO, 2, NOW)),
         "sessions of a run": told(sessions.end_of_run("task:k", "token-0"), [lapsed], ...),
         "sessions ended": told(sessions.end([UUID(_SESSION)])),
-        "returned value": told(returning.store("task:k", "token-0", {"sum": 3})),
-        "returned value lost": told(returning.lose("task:k", "token-0", "gone")),
-        "returned values owed": told(returning.owed()),
-        "returned values lost": told(returning.lose_of(returning.Owed(TWO, {"incarnation": "w"}), ["incarnation"])),
+        "returned value": told(transactions.store_return("task:k", "token-0", {"sum": 3})),
+        "returned value lost": told(transactions.lose_return("task:k", "token-0", "gone")),
+        "returned values owed": told(transactions.owed_returns()),
+        "returned values lost": told(
+            transactions.lose_returns_of(transactions.OwedReturns(TWO, {"incarnation": "w"}), ["incarnation"])
+        ),
     }
 
 
@@ -180,15 +182,13 @@ def _requests() -> dict[str, object]:
         "remove a step": told(queries.remove_step("task:k")),
         "statistics": told(queries.statistics()),
         "statistics of a tenant": told(queries.statistics("acme")),
-        "purge": told(
-            retention.remove_batch(retention.purgeable({"status": "SUCCESS"}, 60_000), 10), [{"_id": "task:k"}]
-        ),
-        "purge count": told(retention.count(retention.purgeable({"queue": "mail"}, None))),
+        "purge": told(queries.remove_batch(queries.purgeable({"status": "SUCCESS"}, 60_000), 10), [{"_id": "task:k"}]),
+        "purge count": told(queries.count_matched(queries.purgeable({"queue": "mail"}, None))),
         "keep the newest": told(
-            retention.remove_older("mail", [TaskStatus.SUCCESS, TaskStatus.FAIL], 100, _GUARDS[:1]),
+            queries.remove_older("mail", [TaskStatus.SUCCESS, TaskStatus.FAIL], 100, _GUARDS[:1]),
             [{"_id": "task:k", "task_state": {"finish_time": NOW}}],
         ),
-        "keep the newest, index": told(retention.prepare_keep()),
+        "keep the newest, index": told(queries.prepare_keep()),
     }
 
 

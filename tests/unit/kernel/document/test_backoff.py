@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.kernel.document.backoff import retry_delay_ms
 from mtask.kernel.document.options import MAX_DURATION_MS, TaskOption
+from mtask.kernel.document.rules import retry_delay_ms
 
 
 def option(delay: int, backoff: float = 1.0, most: int | None = None) -> TaskOption:

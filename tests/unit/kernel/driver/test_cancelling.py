@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mtask.kernel.driver.cancelling import cancel
+from mtask.kernel.driver.failover import cancel
 from tests.mongo import PATIENCE
 
 

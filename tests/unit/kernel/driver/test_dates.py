@@ -10,7 +10,7 @@ import bson
 import pytest
 from bson import Binary, Code, DatetimeMS, DBRef, Decimal128, Int64, MaxKey, ObjectId, Regex, Timestamp
 
-from mtask.kernel.driver.dates import with_zones
+from mtask.kernel.driver.bson import with_zones
 from mtask.kernel.driver.stores import CODEC, NAIVE
 
 NOON = datetime(2030, 1, 1, 12, 30, 15, 123_000, tzinfo=UTC)

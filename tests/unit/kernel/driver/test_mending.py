@@ -9,7 +9,7 @@ import pymongo.asynchronous.topology
 import pymongo.lock
 import pytest
 
-from mtask.kernel.driver.mending import mend_waits, wait_for_condition
+from mtask.kernel.driver.failover import mend_waits, wait_for_condition
 from tests.mongo import PATIENCE
 from tests.unit.kernel.driver.test_awaiting import on_loop
 

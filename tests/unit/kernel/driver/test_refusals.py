@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mtask.kernel.driver.refusals import broken_rules
+from mtask.kernel.driver.errors import broken_rules
 
 _TYPE = {"operatorName": "bsonType", "reason": "type did not match", "consideredValue": 5, "consideredType": "int"}
 

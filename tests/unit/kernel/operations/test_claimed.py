@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtask.kernel.document import rules
-from mtask.kernel.document.sealed import SUBTYPE, Sealed
+from mtask.kernel.document.parts import SUBTYPE, Sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import CODEC, NAIVE
-from mtask.kernel.operations.claimed import claimed_params, claimed_task, facts_of, simple_facts
+from mtask.kernel.operations.claim import claimed_params, claimed_task, facts_of, simple_facts
 from mtask.kernel.worker.process.counts import due_since
 from mtask.kernel.worker.running.run import HeldRun
 from tests.faults.malformed import MALFORMED, good

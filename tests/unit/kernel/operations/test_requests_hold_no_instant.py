@@ -20,8 +20,8 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import publish as publishing
-from mtask.kernel.operations import retention, workers
 from mtask.kernel.operations import stream_filter as concerns
+from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import NewTask, Policy
 from mtask.kernel.statements.filters import LAST_TIME
 from mtask.kernel.statements.finish import Outcome
@@ -69,7 +69,7 @@ _REQUESTS: dict[str, Operation[Any]] = {
     ),
     "permits given back": permits.give_back([HeldPermit(PermitPool("default"), "task:k", "token")], "w"),
     "coming schedules": schedules.coming(60_000, 10),
-    "purge": retention.remove_batch(retention.purgeable({"status": "SUCCESS"}, 60_000), 10),
+    "purge": queries.remove_batch(queries.purgeable({"status": "SUCCESS"}, 60_000), 10),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mtask.kernel.operations.traffic import (
+from mtask.kernel.operations.change_stream import (
     DENSE_FROM,
     DENSE_LASTS,
     DENSE_UNTIL,

@@ -16,7 +16,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.change_stream import Stream
 from mtask.kernel.statements.filters import Shares
-from mtask.kernel.worker.discovery import hearing
+from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from tests.integration.stores import claim, register, registration
 from tests.integration.worker_harness import Bench, working
@@ -49,7 +49,7 @@ class Heard:
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     """Return what the worker's stream tells of. The worker hears of all tasks no longer than needed."""
-    monkeypatch.setattr(hearing, "WIDE_FOR", 0.0)
+    monkeypatch.setattr(stream, "WIDE_FOR", 0.0)
     noted, hear = Heard(), Stream.hear
 
     async def noted_hear(self: Stream, shares: Shares | None) -> bool:
@@ -140,7 +140,7 @@ def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
         async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
             before, after = keys_of_rank(3)[:2]
             await bench.client.publish("task", key=before)
-            monkeypatch.setattr(hearing, "WIDE_FOR", _FOR_EVER)
+            monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
             scans: Any = bench.worker.parts.scans
             asked: list[Shares | None] = []
             scans.ask_soon = lambda: asked.append(heard.shares)
@@ -180,7 +180,7 @@ def test_changes_of_the_fleet_and_of_controls_make_it_hear_of_all(
 ) -> None:
     async def scenario() -> None:
         async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()):
-            monkeypatch.setattr(hearing, "WIDE_FOR", _FOR_EVER)
+            monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
             await asyncio.to_thread(change, store)
             await wide(heard)
 
@@ -230,7 +230,7 @@ def test_worker_without_room_appeals_for_a_task_that_nobody_takes(
     rank: int,
 ) -> None:
     """Not for a task that another worker has taken unheard, nor for one that all workers know."""
-    monkeypatch.setattr(hearing, "APPEAL_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(stream, "APPEAL_PAUSES", (0.0, 0.0))
     reads: list[tuple[list[str], bool]] = []
     taken, left, named = keys_of_rank(rank)[:3]
 

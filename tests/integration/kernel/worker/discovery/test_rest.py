@@ -13,11 +13,10 @@ import pytest
 from mtask import App, Context, TaskSpec
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change_stream as wakeups
-from mtask.kernel.operations import traffic
-from mtask.kernel.operations.traffic import Density
+from mtask.kernel.operations.change_stream import Density
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import looks, stream
+from mtask.kernel.worker.discovery import stream
 from mtask.parts import assembly
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, until
@@ -48,12 +47,11 @@ class Gate:
 @pytest.fixture
 def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any traffic counts as dense, a few tasks are a backlog, and looks follow each other quickly."""
-    monkeypatch.setattr(traffic, "DENSE_FROM", 0.0)
-    monkeypatch.setattr(traffic, "DENSE_UNTIL", 0.0)
+    monkeypatch.setattr(wakeups, "DENSE_FROM", 0.0)
+    monkeypatch.setattr(wakeups, "DENSE_UNTIL", 0.0)
     monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-    monkeypatch.setattr(looks, "_FULL_EVERY", 1_000_000)
-    for module in (looks, stream):
-        monkeypatch.setattr(module, "INTERVAL", 0.05)
+    monkeypatch.setattr(stream, "_FULL_EVERY", 1_000_000)
+    monkeypatch.setattr(stream, "INTERVAL", 0.05)
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
 
@@ -185,7 +183,7 @@ def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
 ) -> None:
     """The backlog comes by a scan, so that no event ends the wait of the stream."""
     monkeypatch.setattr(wakeups, "MAX_AWAIT_MS", dict.fromkeys(Density, 300_000))
-    monkeypatch.setattr(traffic, "WINDOW", 1e9)  # only the reads of the test tell how dense writes are
+    monkeypatch.setattr(wakeups, "WINDOW", 1e9)  # only the reads of the test tell how dense writes are
     interrupt, interrupted = wakeups.Stream.interrupt, []
 
     async def noted(self: wakeups.Stream) -> None:
@@ -213,7 +211,7 @@ def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
             await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
             loop = bench.worker.parts.stream
             await until(lambda: told == BACKLOG and is_waiting, message="the stream waits for further events")
-            monkeypatch.setattr(traffic, "WINDOW", 0.01)
+            monkeypatch.setattr(wakeups, "WINDOW", 0.01)
             bench.worker.parts.scans.ask_full()
             await until(lambda: not loop.is_open, message="the wait of the stream is over")
             assert interrupted
@@ -226,8 +224,8 @@ def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
 def test_stream_goes_on_where_writes_are_few(
     mongo_uri: str, database_name: str, mongo: Client, dense: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traffic, "DENSE_FROM", 1e9)
-    monkeypatch.setattr(traffic, "DENSE_UNTIL", 1e9)
+    monkeypatch.setattr(wakeups, "DENSE_FROM", 1e9)
+    monkeypatch.setattr(wakeups, "DENSE_UNTIL", 1e9)
     gate = Gate()
 
     async def scenario() -> None:

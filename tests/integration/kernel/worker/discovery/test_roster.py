@@ -19,10 +19,9 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.operations import workers
 from mtask.kernel.worker.discovery import fetch_loop as scans_module
-from mtask.kernel.worker.discovery import roster as roster_module
+from mtask.kernel.worker.discovery import fleet as roster_module
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
-from mtask.kernel.worker.discovery.ranks import Ranks
-from mtask.kernel.worker.discovery.roster import Roster
+from mtask.kernel.worker.discovery.fleet import Ranks, Roster
 from mtask.kernel.worker.process.scope import Scope, Vitals
 from mtask.kernel.worker.process.tempo import Tempo
 from mtask.kernel.worker.process.time import ServerClock

@@ -11,7 +11,7 @@ from mtask import Client as Sync
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
-from mtask.kernel.worker.running import pace
+from mtask.kernel.worker.running import slots
 from tests.integration.worker_harness import working
 from tests.mongo import Client, until
 
@@ -73,7 +73,7 @@ def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(
     asyncio.run(scenario())
     after_the_first = [size for _, size in sizes[1:]]
     assert after_the_first
-    assert max(after_the_first) <= pace._MAX_BYTES + MB
+    assert max(after_the_first) <= slots._MAX_BYTES + MB
 
 
 def test_a_claim_of_one_task_tells_its_size_too(store: SyncStore, client: Sync) -> None:

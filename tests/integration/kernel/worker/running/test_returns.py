@@ -19,9 +19,9 @@ from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.status import RunStatus, WorkerStatus
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.operations import returning, transactions, workers
+from mtask.kernel.operations import transactions, workers
 from mtask.kernel.statements.finish import Outcome
-from mtask.kernel.worker.discovery import silence
+from mtask.kernel.worker.discovery import reaper
 from mtask.kernel.worker.running.transactions import RunTransactions
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client, Document, until
@@ -439,7 +439,7 @@ def registered(worker_id: str, timeout: timedelta) -> workers.Registration:
 def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENCE", 6.0)
+    monkeypatch.setattr(reaper, "SILENCE", 6.0)
     app = App()
 
     @app.task
@@ -462,7 +462,7 @@ def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not
             await bench.status("read:dead/second", "FAIL")
             await until(lambda: bench.tasks.count_documents({"name": "mtask/callback"}) == 1)
             client = bench.client
-            assert not await client._run(returning.store("elsewhere:dead/first", runs["dead"], "too late"))
+            assert not await client._run(transactions.store_return("elsewhere:dead/first", runs["dead"], "too late"))
             for task_id in ("elsewhere:live", "elsewhere:live/first"):
                 assert run_in(bench, task_id)["returns_owed_by"] == "incarnation-live"
             assert bench.state("read:live/second")["status"] == "WAITING"

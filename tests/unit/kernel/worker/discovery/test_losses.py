@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.kernel.worker.discovery import losses
-from mtask.kernel.worker.discovery.losses import Losses
+from mtask.kernel.worker.discovery import quarantine
+from mtask.kernel.worker.discovery.quarantine import Losses
 
 
 def _pauses(kept: Losses, times: int) -> list[float]:
@@ -46,7 +46,7 @@ def test_task_that_was_taken_begins_anew() -> None:
 
 
 def test_few_tasks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_MAX_REMEMBERED", 10)
+    monkeypatch.setattr(quarantine, "_MAX_LOSSES", 10)
     kept = Losses()
     kept.add(str(number) for number in range(1_000))
     assert len(kept) == 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtask.kernel.worker.discovery.silence import SILENCE, Silence
+from mtask.kernel.worker.discovery.reaper import SILENCE, Silence
 
 _LOOK = SILENCE / 2
 

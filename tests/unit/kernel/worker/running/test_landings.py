@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from mtask.kernel.worker.running import landings
-from mtask.kernel.worker.running.landings import Landings
+from mtask.kernel.worker.running import claim as landings
+from mtask.kernel.worker.running.claim import Landings
 
 
 def test_a_claim_lands_after_those_that_began_earlier() -> None:
@@ -33,7 +33,7 @@ def test_a_claim_lands_after_those_that_began_earlier() -> None:
 
 
 def test_a_claim_without_a_reply_holds_up_no_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landings, "_LEAST_WAIT", 0.01)
+    monkeypatch.setattr(landings, "_LEAST_LANDING_WAIT", 0.01)
 
     async def scenario() -> None:
         claims = Landings()

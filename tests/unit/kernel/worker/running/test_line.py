@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.kernel.worker.running.line import Line
+from mtask.kernel.worker.running.slots import Line
 
 _DAY = datetime(2030, 1, 1, tzinfo=UTC)
 _ORDERS = st.tuples(st.booleans(), st.integers(-1, 1), st.integers(0, 2).map(lambda n: _DAY + timedelta(seconds=n)))

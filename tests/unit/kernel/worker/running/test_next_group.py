@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.kernel.worker.running.next_group import NextGroup
+from mtask.kernel.worker.running.claim_loop import NextGroup
 
 START = 1_000.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.kernel.worker.running.pace import Pace
+from mtask.kernel.worker.running.slots import Pace
 
 SLOTS = 100
 

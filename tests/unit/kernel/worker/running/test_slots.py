@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from mtask.kernel.worker.running import slots as module
-from mtask.kernel.worker.running.pace import PATIENCE, Pace
 from mtask.kernel.worker.running.run import EndReason
-from mtask.kernel.worker.running.slots import Slots
+from mtask.kernel.worker.running.slots import PATIENCE, Pace, Slots
 
 NOW = 1000.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mtask.kernel.worker.running.threads import Threads
+from mtask.kernel.worker.running.call import Threads
 from tests.mongo import eventually
 
 NAME = "threads-under-test"
