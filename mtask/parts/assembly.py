@@ -35,7 +35,7 @@ from mtask.kernel.worker.discovery.stream import Hearing, Looks, StreamLoop
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.registration import Registrar
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.accept import Adoption
 from mtask.kernel.worker.running.call import Caller, HandlerStores, Observers, RunOperations
 from mtask.kernel.worker.running.claim import Recovery, Sender

@@ -8,7 +8,7 @@ from mtask.app.app import App
 from mtask.features.callbacks import worker as callbacks
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:

@@ -6,7 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _HEALTH = "mtask/health.py"
 _FILE = "mtask/kernel/worker/process/health.py"
-_PULSE = "mtask/kernel/worker/process/pulse.py"
+_PULSE = "mtask/kernel/worker/process/health.py"
 _SYSTEMD = "mtask/kernel/worker/process/systemd.py"
 _PROBE = "mtask/cli/health.py"
 

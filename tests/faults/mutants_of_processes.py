@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _PROCESS = "mtask/kernel/worker/process/runtime.py"
-_PULSE = "mtask/kernel/worker/process/pulse.py"
+_PULSE = "mtask/kernel/worker/process/health.py"
 _SIGNALS = "tests/acceptance/test_36_signals.py"
 _LOGS = "tests/acceptance/test_37_broken_logs.py"
 _TRANSACTIONS = "tests/integration/kernel/worker/running/test_transactions.py"

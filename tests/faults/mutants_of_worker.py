@@ -632,7 +632,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "loop-that-dies",
         "What nobody foresaw in one loop of the worker ends the process.",
-        (Edit("mtask/kernel/worker/process/timing.py", "        except Exception:\n", "        except OSError:\n"),),
+        (Edit("mtask/kernel/worker/process/time.py", "        except Exception:\n", "        except OSError:\n"),),
         (f"{_DOCUMENTS}::test_loop_outlives_what_nobody_foresaw",),
     ),
     Mutation(

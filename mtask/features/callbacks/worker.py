@@ -13,7 +13,7 @@ from mtask.features.callbacks.rules import DELIVERY_QUEUE
 from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: While no callbacks are known, each n-th regular scan looks whether any are owed: once a minute. This worker knows of
 #: them by its first claim of a task with a callback.

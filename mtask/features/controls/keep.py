@@ -12,7 +12,7 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.operations import change
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.time import wake_or_wait
 
 #: The time between two rounds of removals, in seconds. It varies at random by up to a half, so that workers do not
 #: begin together.

@@ -21,8 +21,8 @@ from mtask.features.controls.rules import MENDING, Control, Limit, control_id
 from mtask.kernel.document.task import describe_validation
 from mtask.kernel.statements.filters import Filter, claimable_now, in_time
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import wake_or_wait
 
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _PAUSE, _REFUSED_PAUSE = 0.2, 30.0

@@ -18,7 +18,7 @@ from mtask.kernel.document.parts import Sealed, is_encrypted
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
 LEFT_ALONE = 30.0

@@ -19,7 +19,7 @@ from mtask.kernel.operations import transactions, workers
 from mtask.kernel.worker.discovery.reaper import Silence
 from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.log import fields, logger
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
 _OWED_GRACE = timedelta(seconds=2)

@@ -24,7 +24,7 @@ from mtask.kernel.document.handlers import Handler
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger
-from mtask.kernel.worker.process.timing import Backoff
+from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called
 from mtask.kernel.worker.running.leases import Pinger
 from mtask.kernel.worker.running.outcomes import ExecutorDied

@@ -13,7 +13,7 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.rules import Rank
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.worker.discovery.buffer import Entry, Order
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of
 
 #: How many more tasks of this worker a pool lists than it can begin at once. Other workers know some of them, too, and

@@ -33,8 +33,8 @@ from mtask.kernel.statements.filters import Filter, due_by, in_time, of_others, 
 from mtask.kernel.worker.discovery.buffer import Entry
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.run import HeldRun
 
 #: The time from a refusal to a search for dead runs, and the least time between two searches, in seconds. A pool is

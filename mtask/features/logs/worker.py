@@ -23,7 +23,7 @@ from mtask.features.logs.operations import RunLines
 from mtask.features.logs.options import LogOptions
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.timing import Backoff, wake_or_wait
+from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.logs import RUN, RunMarks
 
 #: The time from a line of a run that goes on to its write, and from the end of a run to the write of its last lines, in

@@ -15,9 +15,9 @@ from mtask.errors import MtaskError
 from mtask.features.metrics import operations as tallies
 from mtask.kernel.operations.workers import Registration
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.tally import Tally
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.time import wake_or_wait
 
 #: The time between two writes.
 INTERVAL = timedelta(seconds=10)

@@ -29,7 +29,7 @@ from mtask.kernel.document.handlers import leave, watch
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.counts import Meter
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.logs import SureLogger, fields, told
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from mtask.cli import health
 from mtask.cli.root import app as mtask_app
 from mtask.cli.worker import cli as worker_app
 from mtask.health import MAX_AGE
-from mtask.kernel.worker.process.pulse import INTERVAL
+from mtask.kernel.worker.process.health import INTERVAL
 from mtask.kernel.worker.process.worker import _CANCEL_GRACE, _LAST_WRITES
 from mtask.settings import Settings
 from mtask.web.settings import WebSettings

@@ -23,7 +23,7 @@ from mtask.kernel.statements.filters import Filter, other_than, without_tenants
 from mtask.kernel.worker.discovery.buffer import Order, PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of
 from mtask.parts.admission import Admission
 

@@ -22,8 +22,8 @@ from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Part
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import Backoff, wake_or_wait
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 #: The least time between two refills, in seconds.

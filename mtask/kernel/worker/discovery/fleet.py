@@ -20,7 +20,7 @@ from mtask.kernel.statements.filters import Filter, Shares, of_shares
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: The smallest number that `Peers.last` returns if there are other workers. A worker with this rank waits longest, even
 #: if there are few workers: see `mtask.kernel.worker.discovery.buffer.MAX_STAGGER`.

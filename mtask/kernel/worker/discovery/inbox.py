@@ -18,7 +18,7 @@ from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of
 from mtask.parts.admission import Admission
 

@@ -13,7 +13,7 @@ from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.discovery.stream import Hearing
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: The most tasks of one read. One task that waits is reason enough for an appeal.
 _MAX_TASKS = 50

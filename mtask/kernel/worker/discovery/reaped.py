@@ -9,7 +9,7 @@ from typing import Any
 from mtask.errors import MtaskError
 from mtask.kernel.operations import find_due
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: No statement that closes lapsed runs takes longer, together with its time limit.
 _RECENT = timedelta(seconds=15)

@@ -18,7 +18,7 @@ from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 
 #: The time after a lease has lapsed, in ms. If no worker has preempted the task by then, any worker settles the run.
 _SETTLE_GRACE_MS = 2_000

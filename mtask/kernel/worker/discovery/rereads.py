@@ -22,8 +22,8 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.leases import Pinger
 from mtask.parts.admission import Admission
 

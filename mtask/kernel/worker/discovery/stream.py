@@ -26,8 +26,8 @@ from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import Backoff
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import Backoff
 
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
 #: A stream that was open for this time, in seconds, has not broken at once: the next pause is short again.

@@ -14,7 +14,7 @@ from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.logs.options import LogOptions
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.status import WorkerStatus
-from mtask.kernel.worker.process.host import automatic_worker_id
+from mtask.kernel.worker.process.registration import automatic_worker_id
 from mtask.kernel.worker.process.systemd import Service
 
 HEARTBEAT_INTERVAL = timedelta(seconds=10)

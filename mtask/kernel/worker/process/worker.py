@@ -16,17 +16,14 @@ from mtask.features.encryption.vault import check_installed
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process import aside, health
-from mtask.kernel.worker.process.health import HealthFile
+from mtask.kernel.worker.process.health import INTERVAL, HealthFile, Pulse, Witness
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.options import CONCURRENCIES, WorkerOptions
-from mtask.kernel.worker.process.pulse import INTERVAL, Pulse, Witness
 from mtask.kernel.worker.process.registration import Registrar, heartbeat, registration
-from mtask.kernel.worker.process.scope import Scope, Vitals
+from mtask.kernel.worker.process.state import Scope, Vitals
 from mtask.kernel.worker.process.systemd import ServiceWitness
 from mtask.kernel.worker.process.tally import Tally
-from mtask.kernel.worker.process.tempo import Tempo
-from mtask.kernel.worker.process.time import ServerClock
-from mtask.kernel.worker.process.timing import enduring
+from mtask.kernel.worker.process.time import ServerClock, Tempo, enduring
 from mtask.kernel.worker.running.outcomes import ended
 from mtask.kernel.worker.running.run import EndReason
 from mtask.parts.assembly import Assembly, Parts, connections, extended, ping_store

@@ -18,7 +18,7 @@ from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
 from mtask.kernel.operations.find_due import lapse_in
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.counts import due_since
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Slots

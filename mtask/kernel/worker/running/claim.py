@@ -26,8 +26,8 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import Backoff, wake_or_wait
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.kernel.worker.running.accept import Adoption, Attempt
 from mtask.kernel.worker.running.slots import Pace
 from mtask.parts.admission import Admission

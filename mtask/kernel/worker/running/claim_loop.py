@@ -10,8 +10,8 @@ from mtask.kernel.worker.discovery.buffer import Entry, PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.overflow import Overflow
 from mtask.kernel.worker.process.log import logger
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import wake_or_wait
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.claim import Sender
 from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.slots import Slots

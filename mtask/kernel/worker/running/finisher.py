@@ -36,8 +36,8 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import Backoff
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.leases import Pinger
 from mtask.kernel.worker.running.run import HeldRun
 

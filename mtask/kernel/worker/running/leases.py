@@ -24,7 +24,7 @@ from mtask.kernel.operations import workers
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.registration import heartbeat
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.run import EndReason, HeldRun, trusted_until
 
 #: The most runs that one ping covers.

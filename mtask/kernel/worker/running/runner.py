@@ -14,8 +14,8 @@ from mtask.features.limits.worker import Limits
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.scope import Scope
-from mtask.kernel.worker.process.timing import Backoff
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, Caller
 from mtask.kernel.worker.running.finisher import Finisher, refusal
 from mtask.kernel.worker.running.leases import Pinger

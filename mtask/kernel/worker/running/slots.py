@@ -9,7 +9,7 @@ from math import exp
 from time import monotonic
 from typing import Generic, TypeVar
 
-from mtask.kernel.worker.process.scope import Scope
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.run import EndReason, HeldRun, Order
 from mtask.kernel.worker.running.runner import Runner
 

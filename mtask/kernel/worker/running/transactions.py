@@ -31,7 +31,7 @@ from mtask.kernel.operations import sessions, transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.timing import Backoff
+from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, HandlerStores
 from mtask.kernel.worker.running.outcomes import ExecutorDied, checked, describe, name_of
 from mtask.kernel.worker.running.run import HeldRun

@@ -9,9 +9,8 @@ from typing import Any
 
 from mtask.features.controls.worker import Controls
 from mtask.kernel.statements.filters import in_time
-from mtask.kernel.worker.process.scope import Scope, Vitals
-from mtask.kernel.worker.process.tempo import Tempo
-from mtask.kernel.worker.process.time import ServerClock
+from mtask.kernel.worker.process.state import Scope, Vitals
+from mtask.kernel.worker.process.time import ServerClock, Tempo
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

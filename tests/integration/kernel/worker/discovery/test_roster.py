@@ -22,9 +22,8 @@ from mtask.kernel.worker.discovery import fetch_loop as scans_module
 from mtask.kernel.worker.discovery import fleet as roster_module
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks, Roster
-from mtask.kernel.worker.process.scope import Scope, Vitals
-from mtask.kernel.worker.process.tempo import Tempo
-from mtask.kernel.worker.process.time import ServerClock
+from mtask.kernel.worker.process.state import Scope, Vitals
+from mtask.kernel.worker.process.time import ServerClock, Tempo
 from tests.clients import server_now
 from tests.integration.stores import register, registration
 from tests.integration.worker_harness import working

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mtask.kernel.worker.process import host
+from mtask.kernel.worker.process import registration
 from tests.mongo import eventually
 
 _SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -18,7 +18,7 @@ _ASK = """
 import json, os, subprocess, sys
 subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"], check=True)
 documents = json.loads(sys.argv[1])
-from mtask.kernel.worker.process import host
+from mtask.kernel.worker.process import registration as host
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
@@ -28,7 +28,7 @@ print(json.dumps([seen, host.pid_scope() is not None, *(host.is_known_dead(found
 
 
 def document(pid: int, scope: str | None = None) -> dict[str, object]:
-    return {"host": host.host_name(), "pid": pid, "pid_scope": scope or host.pid_scope(pid)}
+    return {"host": registration.host_name(), "pid": pid, "pid_scope": scope or registration.pid_scope(pid)}
 
 
 @pytest.fixture
@@ -43,26 +43,26 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_live_process_is_not_known_dead(child: subprocess.Popen[bytes]) -> None:
-    assert not host.is_known_dead(document(child.pid))
+    assert not registration.is_known_dead(document(child.pid))
 
 
 def test_ended_process_is_known_dead_before_and_after_it_is_reaped(child: subprocess.Popen[bytes]) -> None:
     told = document(child.pid)
     child.kill()
-    eventually(lambda: host.is_known_dead(told), message="a zombie is dead")
+    eventually(lambda: registration.is_known_dead(told), message="a zombie is dead")
     child.wait()
-    assert host.is_known_dead(told)
+    assert registration.is_known_dead(told)
 
 
 def test_another_process_with_the_same_id_means_that_the_former_is_dead(child: subprocess.Popen[bytes]) -> None:
-    scope = host.pid_scope(child.pid)
+    scope = registration.pid_scope(child.pid)
     assert scope is not None
-    assert host.is_known_dead(document(child.pid, scope.rpartition("/")[0] + "/1"))
+    assert registration.is_known_dead(document(child.pid, scope.rpartition("/")[0] + "/1"))
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**40, 2**70])
 def test_number_that_no_process_can_have_is_not_taken_for_a_dead_one(pid: int) -> None:
-    assert not host.is_known_dead(document(pid, host.pid_scope()))
+    assert not registration.is_known_dead(document(pid, registration.pid_scope()))
 
 
 def test_process_of_another_user_that_proc_hides_is_not_known_dead() -> None:
@@ -71,7 +71,7 @@ def test_process_of_another_user_that_proc_hides_is_not_known_dead() -> None:
     live = subprocess.Popen(_SLEEP, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         ended = subprocess.Popen([sys.executable, "-c", ""])
-        told = [document(live.pid), document(ended.pid, host.pid_scope())]
+        told = [document(live.pid), document(ended.pid, registration.pid_scope())]
         ended.wait()
         asked = subprocess.run(
             ["unshare", "--mount", sys.executable, "-c", _ASK, host_documents(told)], capture_output=True, text=True

@@ -11,8 +11,8 @@ import pytest
 
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements.finish import Outcome
-from mtask.kernel.worker.process.scope import Scope, Vitals
-from mtask.kernel.worker.process.tempo import Tempo
+from mtask.kernel.worker.process.state import Scope, Vitals
+from mtask.kernel.worker.process.time import Tempo
 from mtask.kernel.worker.running.finisher import Finisher
 
 _MANY = 500
