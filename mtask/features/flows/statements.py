@@ -207,7 +207,7 @@ def move(holders: Mapping[str, str], now: x.Expression = x.NOW) -> Pipeline:
 
 
 def still_open(task_ids: Sequence[str]) -> Filter:
-    """Match those of these tasks that have not ended. This is the server's form of `model.publishing.flows.is_open`."""
+    """Match those of these tasks that have not ended. This is the server's form of `rules.is_open`."""
     return {**by_ids(task_ids), "$or": [{STATUS: {"$nin": FINAL}}, *_OWING]}
 
 

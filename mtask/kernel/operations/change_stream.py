@@ -1,6 +1,6 @@
 """The worker's change stream: it lets through only the changes that concern the worker.
 
-Each worker process has one stream over the database, on a client of its own. `concerns.pipeline` tells which
+Each worker process has one stream over the database, on a client of its own. `stream_filter.pipeline` tells which
 changes concern the worker.
 
 On the server, each write wakes every waiting stream, even if the stream's filter then drops the change. Each wake-up

@@ -70,7 +70,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
 
 
 def claim(worker_id: str, run_id: x.Expression, now: x.Expression = x.NOW) -> Pipeline:
-    """Claim a task that matches `unbegun`, with the same change as `pipelines.claim`."""
+    """Claim a task that matches `unbegun`, with the same change as `claim.claim`."""
     lease = x.add_ms(now, f"{x.OPTION}.worker_timeout_ms")
     is_far = {"$gt": [lease, x.add_ms(now, NEAR_MS)]}
     changed = {
@@ -109,7 +109,7 @@ def held_alone(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_st
 def succeed(outcomes: Sequence[Outcome], now: x.Expression = x.NOW, *, has_steps: bool = False) -> Pipeline:
     """Close the only run of each task that matches `held_alone`, as a SUCCESS. `outcomes` has one success per task.
 
-    This makes the same change as `pipelines.finish`. The end of a step is marked if it concerns other steps. The
+    This makes the same change as `claim.finish`. The end of a step is marked if it concerns other steps. The
     retention of a step begins later, at the end of its flow.
     """
     retain = f"{x.OPTION}.retain_success_ms"
