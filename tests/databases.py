@@ -57,7 +57,7 @@ class Databases:
         if self._layout is None or any(found.get(each) != layout for each, layout in self._layout.items()):
             return False
         others = found.keys() - self._layout.keys()
-        if any(each.startswith("system.") for each in others):
+        if any(each.startswith("system.") for each in others) or self._is_followed(name):
             return False
         database = self._client[name]
         for each in others:
@@ -68,6 +68,11 @@ class Databases:
             database.command("delete", each, deletes=[{"q": {}, "limit": 0}], maxTimeMS=1_000)
             database.command("planCacheClear", each)
         return True
+
+    def _is_followed(self, name: str) -> bool:
+        """Whether change streams are open on a database: killed workers leave theirs to the server."""
+        idle: list[dict[str, Any]] = [{"$currentOp": {"allUsers": True, "idleCursors": True}}]
+        return any(self._client.admin.aggregate([*idle, {"$match": {"ns": {"$regex": f"^{name}[.]"}}}]))
 
     def _read_layout(self, name: str) -> dict[str, Any]:
         """Return the options and the indexes of each collection, by its name."""
