@@ -122,6 +122,17 @@ def fail_command(
         client.admin.command("configureFailPoint", "failCommand", mode="off")
 
 
+def streams(client: Client, database: str) -> int:
+    """Return how many change streams are open on the database."""
+    found = client.admin.aggregate([{"$currentOp": {"allUsers": True, "idleCursors": True}}])
+    return sum(
+        1
+        for each in found
+        if str(each.get("ns", "")).startswith(f"{database}.")
+        and "$changeStream" in str(each.get("cursor", {}).get("originatingCommand", {}))
+    )
+
+
 def processes_of_session(session: str) -> list[str]:
     """Return the mongods and supervisors of a test session that are still alive."""
     return [

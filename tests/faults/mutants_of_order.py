@@ -311,7 +311,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "rescue-returns-the-permit-of-a-live-run",
         "A rescue returns the permit of a run that a ping has revived before the run was closed.",
-        (Edit(_SENDER, "            dead = [run for run in dead if run in closed]\n", ""),),
+        (Edit(_SENDER, "[run for run in dead if run in closed]", "list(dead)"),),
         (f"{_LIMITS_TESTS}::test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_returned",),
     ),
     # --- turns ----------------------------------------------------------------------------------------------

@@ -126,14 +126,12 @@ def too_old(revision: int = FLOWS_REVISION) -> dict[str, Any]:
 
 def without_flows(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know flows."""
-    found = yield workers("find", too_old(), {"_id": 1}, limit=limit)
-    return [str(document["_id"]) for document in found]
+    return (yield from _older(FLOWS_REVISION, limit))
 
 
 def without_field(name: str, limit: int = 5) -> Operation[list[str]]:
     """Return live workers of a version that does not know this field of tasks."""
-    found = yield workers("find", too_old(KNOWN_SINCE[name][0]), {"_id": 1}, limit=limit)
-    return [str(document["_id"]) for document in found]
+    return (yield from _older(KNOWN_SINCE[name][0], limit))
 
 
 def check_fields(tasks: Sequence[object]) -> Operation[None]:
@@ -147,13 +145,16 @@ def check_fields(tasks: Sequence[object]) -> Operation[None]:
 
 def without_tenants(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know the limits, pauses and turns of tenants."""
-    found = yield workers("find", too_old(TENANTS_REVISION), {"_id": 1}, limit=limit)
-    return [str(document["_id"]) for document in found]
+    return (yield from _older(TENANTS_REVISION, limit))
 
 
 def without_encryption(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know encrypted tasks."""
-    found = yield workers("find", too_old(ENCRYPTION_REVISION), {"_id": 1}, limit=limit)
+    return (yield from _older(ENCRYPTION_REVISION, limit))
+
+
+def _older(revision: int, limit: int) -> Operation[list[str]]:
+    found = yield workers("find", too_old(revision), {"_id": 1}, limit=limit)
     return [str(document["_id"]) for document in found]
 
 

@@ -29,7 +29,7 @@ _WANTS_ONE = [
     {"$eq": [f"{x.OPTION}.concurrent_worker_cnt", 1]},
     {"$eq": [f"{x.STATE}.failed_cnt", 0]},
 ]
-#: The end of such a task is to be told.
+#: The end of a task with a receiver is to be told: that is left to the general statement.
 _TELLS_NONE = {"$not": [outbox.CALLBACK]}
 #: The end of a step concerns other tasks of its flow.
 _OF_NO_FLOW = [{"$not": [x.FLOW]}, {"$not": [x.OWED_SINCE]}]

@@ -17,7 +17,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually
+from tests.mongo import eventually, streams
 
 
 @contextmanager
@@ -47,17 +47,6 @@ def done(store: SyncStore, key: str, returns: Any = None) -> None:
 def publish(client: AnyClient, *keys: str, **options: Any) -> list[Any]:
     published: list[Any] = client.publish_many([TaskSpec("a", key=key, **options) for key in keys])
     return published
-
-
-def streams(mongo: Mongo, database: str) -> int:
-    """Return how many change streams are open on the database."""
-    found = mongo.admin.aggregate([{"$currentOp": {"allUsers": True, "idleCursors": True}}])
-    return sum(
-        1
-        for each in found
-        if str(each.get("ns", "")).startswith(f"{database}.")
-        and "$changeStream" in str(each.get("cursor", {}).get("originatingCommand", {}))
-    )
 
 
 # --- several tasks ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
 from tests.integration import stores
 from tests.mongo import Client as Mongo
-from tests.mongo import eventually
+from tests.mongo import eventually, streams
 
 NAME = "work"
 
@@ -198,17 +198,6 @@ def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
     finally:
         thread.join()
         assert not failed, failed
-
-
-def streams(mongo: Mongo, database: str) -> int:
-    """Return how many change streams are open on the database."""
-    found = mongo.admin.aggregate([{"$currentOp": {"allUsers": True, "idleCursors": True}}])
-    return sum(
-        1
-        for each in found
-        if str(each.get("ns", "")).startswith(f"{database}.")
-        and "$changeStream" in str(each.get("cursor", {}).get("originatingCommand", {}))
-    )
 
 
 def test_a_wait_follows_the_flow_on_one_stream(client: AnyClient, store: SyncStore, mongo: Mongo) -> None:

@@ -144,13 +144,7 @@ class Sender:
             took = monotonic() - began
             dead = _lapsed_runs(tasks, now) if is_rescue else []
             if dead:
-                # The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
-                closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
-                await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
-                tasks, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
-                # The first read may have been older than a ping. What was not closed for that keeps its permit.
-                closed = _closed_runs(tasks)
-                dead = [run for run in dead if run in closed]
+                tasks, now, dead = await self._close(dead, tasks)
             free = [task.id for task in tasks if not self._limits.is_limited(task)]
             apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
             limited = [task for task in tasks if self._limits.is_limited(task)]
@@ -168,7 +162,7 @@ class Sender:
             if fallen := [task for task in limited if self._limits.has_fallen_back(task, now)]:
                 self._limits.landed([task.id for task in fallen])  # others ask in their place
                 refuse(fallen, ())
-                limited = [task for task in limited if task not in fallen]
+                limited = [task for task in limited if task.id not in back]
             if not is_rescue:
                 await self._requests.wait_for_earlier(place, took)
             admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
@@ -177,6 +171,20 @@ class Sender:
             # might come after `claim_by`.
             return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True, is_first=True)
         return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
+
+    async def _close(
+        self, dead: Sequence[tuple[str, str]], tasks: Sequence[StoredTask]
+    ) -> tuple[list[StoredTask], datetime | None, list[tuple[str, str]]]:
+        """Close these lapsed runs; return what is still due of the tasks, the time, and the runs that are closed now.
+
+        The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
+        """
+        closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
+        await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
+        due, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
+        # The first read may have been older than a ping. What was not closed for that keeps its permit.
+        closed = _closed_runs(due)
+        return due, now, [run for run in dead if run in closed]
 
     def claim_apart(
         self,

@@ -183,15 +183,17 @@ def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
                 for key in ("first", "second"):
                     await bench.client.publish("work", key=key)
                 sender = bench.worker.parts.sender
-                store, reads = sender._store, count()
+                store, reads, has_read = sender._store, count(), asyncio.Event()
 
                 class Late:
-                    """A store whose first answer comes late."""
+                    """A store whose first answer comes after the second one."""
 
                     async def run(self, operation: Any) -> Any:
                         is_first = not next(reads)
                         answer = await store.run(operation)
-                        await asyncio.sleep(0.1 if is_first else 0.0)
+                        if is_first:
+                            await has_read.wait()
+                        has_read.set()
                         return answer
 
                 monkeypatch.setattr(sender, "_store", Late())
