@@ -352,7 +352,7 @@ def _opened(task_id: str, change: Operation[queries.Document]) -> Operation[Task
 
 
 def remove(task_id: str, if_match: str | None = None) -> Operation[bool]:
-    """Remove a task. A step of a flow is canceled first. Whom its end concerns is told."""
+    """Remove a task. A step of a flow is canceled first. The others that its end concerns are told."""
     if if_match is None:
         return _removed(task_id, None)
     return matching(task_id, if_match, partial(_removed, task_id))

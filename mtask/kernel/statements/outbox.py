@@ -18,7 +18,7 @@ from mtask.kernel.document.task import SCHEMA_VERSION
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements.filters import Filter
 
-#: Whom the ends of the task are told to. As a condition, it is false for a task whose ends are told to nobody.
+#: The receiver of the task's ends. As a condition, it is false for a task without a receiver.
 CALLBACK = "$callback"
 #: The fields that hold the ends which are still to be told, and their number so far.
 OWED_FIELD, COUNTER_FIELD = "callback_owed", "callback_cnt"
