@@ -30,8 +30,7 @@ from mtask.features.encryption.settings import Encryption
 from mtask.features.isolation.channel import Channel, Message
 from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.features.isolation.processes import be_killed_first, end_with_parent
-from mtask.features.logs.growing import Line, line_of
-from mtask.features.logs.worker import RunLogHandler
+from mtask.features.logs.worker import Line, RunLogHandler, line_of
 from mtask.kernel.driver.errors import scrubbed
 from mtask.kernel.operations.claim import facts_of
 from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
