@@ -261,7 +261,7 @@ class Assembly:
         if options is None:
             return None
         # Only a worker with isolated handlers needs these.
-        from mtask.features.isolation.origin import Origin
+        from mtask.features.isolation.messages import Origin
         from mtask.features.isolation.pool import Executors
 
         logs = self.options.logs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_OWING = "mtask/features/flows/owing.py"
+_OWING = "mtask/features/flows/statements.py"
 _OUTBOX = "mtask/kernel/statements/outbox.py"
 _CHILDREN = "mtask/features/flows/children.py"
 _SETTLING = "mtask/features/flows/settle.py"

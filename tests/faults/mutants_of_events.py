@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _CHANGES = "mtask/features/events/changes.py"
-_READER = "mtask/features/events/iterator.py"
+_READER = "mtask/features/events/following.py"
 _EVENTS = "mtask/features/events/task_events.py"
 _FOLLOWING = "mtask/features/events/following.py"
-_LOOKUP = "mtask/features/events/looked_up.py"
+_LOOKUP = "mtask/features/events/changes.py"
 _READERS = "mtask/features/events/readers.py"
 
 _EVENTS_TESTS = "tests/integration/client/test_events.py"

@@ -59,7 +59,7 @@ FLOW_REQUEST_MUTATIONS = (
     Mutation(
         "retry-beside-what-a-dependency-has-added",
         "A step that is retried waits for its dependency, and not for the tasks that this has added to the flow.",
-        (Edit("mtask/features/flows/looking.py", "[one, *below.get(task_id, ())]", "[one]"),),
+        (Edit("mtask/features/flows/read.py", "[one, *below.get(task_id, ())]", "[one]"),),
         (f"{_TEST}::test_step_that_runs_again_waits_for_what_its_dependency_has_added",),
     ),
     Mutation(

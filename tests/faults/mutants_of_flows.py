@@ -7,8 +7,8 @@ from tests.faults.mutant import Edit, Mutation
 _JANITOR = "mtask/features/flows/worker.py"
 _JANITOR_TESTS = "tests/integration/features/flows/test_flow_janitor.py"
 _SETTLING = "mtask/features/flows/settle.py"
-_DECIDING = "mtask/features/flows/deciding.py"
-_LOOKING = "mtask/features/flows/looking.py"
+_DECIDING = "mtask/features/flows/settle.py"
+_LOOKING = "mtask/features/flows/read.py"
 _FLOWS = "mtask/features/flows/statements.py"
 _RETENTION = "mtask/features/flows/retention.py"
 _TESTS = "tests/integration/features/flows/test_settling.py"
@@ -22,7 +22,7 @@ FLOW_MUTATIONS = (
         "A next task is refused if another worker counts the flow for the first time at that moment.",
         (
             Edit(
-                "mtask/features/flows/room.py",
+                "mtask/features/flows/publish.py",
                 'if found is not None and found["task_cnt"] + count <= MAX_STEPS:',
                 "if False:",
             ),
@@ -115,7 +115,7 @@ FLOW_MUTATIONS = (
         "watch-is-not-written",
         "The end of the task that a step now watches is not marked, so nobody releases the step.",
         (Edit(_DECIDING, "    open_cnt = yield from change(flows.still_open([*task_ids]), flows.watch())\n",
-              '    rows = yield from looking.newest(flows.still_open([*task_ids]), {"_id": 1}, "_id_")\n'
+              '    rows = yield from read.newest(flows.still_open([*task_ids]), {"_id": 1}, "_id_")\n'
               "    open_cnt = len(rows)\n"),),
         (f"{_TESTS}::test_a_watch_marks_the_end_that_comes_right_after_it",),
     ),

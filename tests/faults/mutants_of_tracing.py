@@ -6,7 +6,7 @@ from tests.faults.mutant import Edit, Mutation
 
 _CALLER = "mtask/kernel/worker/running/call.py"
 _FINISHER = "mtask/kernel/worker/running/finisher.py"
-_GROWING = "mtask/features/logs/growing.py"
+_GROWING = "mtask/features/logs/worker.py"
 _KEEPER = "mtask/features/logs/worker.py"
 _LOGS = "mtask/features/logs/operations.py"
 _OTEL = "mtask/otel.py"

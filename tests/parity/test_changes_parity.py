@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mtask.database import setup
-from mtask.features.flows import owing
+from mtask.features.flows import statements
 from mtask.features.gathering import rules as gathering
 from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
@@ -140,7 +140,7 @@ def test_children_that_are_added_are_owed(store: SyncStore, documents: list[Docu
     steps = [document for document in documents if "flow" in document]
     if steps:
         added = [owed_task(random) for _ in range(random.choice([1, 3]))]
-        for before, after in zip(steps, stored_after(store, steps, owing.add(added, NOW)), strict=True):
+        for before, after in zip(steps, stored_after(store, steps, statements.add(added, NOW)), strict=True):
             assert after == changes.add_children(before, added, NOW)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.features.flows import looking, rules
+from mtask.features.flows import read, rules
 from mtask.features.flows import statements as flows
 from mtask.features.flows.rules import Awaited, Verdict
 from mtask.kernel.document.status import TaskStatus
@@ -97,7 +97,7 @@ def test_what_a_look_reads_decides_as_the_rules_do(store: SyncStore, documents: 
     ]
     group += [Awaited(task_id, None) for task_id in after if task_id not in there]
     with inserted(store, documents) as ids:
-        rows = {row["_id"]: row for row in store.run(looking.look(ids))}
+        rows = {row["_id"]: row for row in store.run(read.look(ids))}
     row = rows[last["_id"]]
     expected = rules.verdict(last["flow"]["on_failed"], group)
     assert row["verdict"] == expected

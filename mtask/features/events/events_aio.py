@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from mtask.errors import DatabaseUnavailable, DocumentTooLarge
-from mtask.features.events.cursors import AsyncCursor
-from mtask.features.events.iterator import AsyncReader, end_of
+from mtask.features.events.following import AsyncReader, end_of
+from mtask.features.events.readers import AsyncCursor
 from mtask.features.events.task_events import TaskEvent
 
 logger = logging.getLogger("mtask.client")

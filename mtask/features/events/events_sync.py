@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from mtask.errors import DatabaseUnavailable, DocumentTooLarge
-from mtask.features.events.cursors import SyncCursor
-from mtask.features.events.iterator import SyncReader, end_of
+from mtask.features.events.following import SyncReader, end_of
+from mtask.features.events.readers import SyncCursor
 from mtask.features.events.task_events import TaskEvent
 
 logger = logging.getLogger("mtask.client")

@@ -2,7 +2,7 @@
 
 A change names exactly the fields that it changed. So the kind and the number of events depend on the change alone. The
 events have the same order as the changes. The looked-up document supplies the run and the queue, but only if it
-certainly belongs to the same task (see `mtask.features.events.looked_up`).
+certainly belongs to the same task (see `mtask.features.events.changes`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from mtask.features.events import looked_up as lookup
+from mtask.features.events import changes as lookup
 from mtask.features.events.changes import END_TIMES, changed_runs, updated_fields
 from mtask.kernel.document.identity import is_key_of
 from mtask.kernel.document.parts import Sealed, is_sealed, refused

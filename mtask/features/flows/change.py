@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtask.errors import DependencyMissing
-from mtask.features.flows import looking
 from mtask.features.flows import read as reading
 from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
-from mtask.features.flows.looking import BATCH, part_of, texts
+from mtask.features.flows.read import BATCH, part_of, texts
 from mtask.features.flows.steps import change
 from mtask.kernel.document.task import MAX_STEPS
 from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
@@ -130,7 +129,7 @@ def _gone_and_waiting(rows: Sequence[Mapping[str, Any]]) -> Operation[tuple[dict
     was meant to.
     """
     after = {row["_id"]: texts(part_of(dict(row)).get("after")) for row in rows}
-    is_open = yield from looking.open_by_id(sorted({task_id for ids in after.values() for task_id in ids}))
+    is_open = yield from reading.open_by_id(sorted({task_id for ids in after.values() for task_id in ids}))
     gone = {task_id: [each for each in ids if each not in is_open] for task_id, ids in after.items()}
     waiting = {task_id for task_id, ids in after.items() if any(is_open.get(each) for each in ids)}
     return {task_id: ids for task_id, ids in gone.items() if ids}, waiting

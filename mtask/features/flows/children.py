@@ -12,7 +12,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from mtask.errors import DatabaseTimeout, LeaseLost, RunCanceled, StepExists
-from mtask.features.flows import owing, room
+from mtask.features.flows import publish, statements
 from mtask.features.flows import settle as settling
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.bson import stored_size
@@ -39,7 +39,7 @@ def make_room(key: str, parent_id: str, children: Sequence[OwedTask]) -> Operati
     for start in range(0, len(ids), BATCH):
         present |= yield from _present(parent_id, ids[start : start + BATCH])
     if len(present) < len(ids):
-        yield from room.take(key, len(ids) - len(present))
+        yield from publish.take(key, len(ids) - len(present))
 
 
 def in_batches(children: Sequence[OwedTask]) -> list[list[OwedTask]]:
@@ -73,7 +73,7 @@ def add(
     if not is_lease_valid():
         raise LeaseLost(parent_id, run_id)  # whoever settles the parent publishes the children
     existing = yield tasks("insert_new", documents["owed_tasks"])
-    yield tasks("update_one", {"_id": parent_id}, owing.added(added, documents["owed_since"]))
+    yield tasks("update_one", {"_id": parent_id}, statements.added(added, documents["owed_since"]))
     if existing:
         yield from _present(parent_id, added)  # raises StepExists: another task was added under the same id
     return added
@@ -82,10 +82,15 @@ def add(
 def _append(parent_id: str, run_id: str, children: Sequence[OwedTask]) -> Operation[Document]:
     """Let the parent owe these children; return the part of its document that holds them."""
     ids = {child.task_id for child in children}
-    guard, view = owing.may_add(parent_id, run_id), {"owed_tasks": 1, "owed_since": 1}
+    guard, view = statements.may_add(parent_id, run_id), {"owed_tasks": 1, "owed_since": 1}
     for _ in range(_ROUNDS):
         changed = yield tasks(
-            "find_one_and_update", guard, owing.add(children), view, return_document=ReturnDocument.AFTER, hint="_id_"
+            "find_one_and_update",
+            guard,
+            statements.add(children),
+            view,
+            return_document=ReturnDocument.AFTER,
+            hint="_id_",
         )
         if changed is not None:
             documents = [document for document in changed["owed_tasks"] if document["_id"] in ids]

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.features.flows import statements as flows
-from mtask.features.flows.looking import BATCH
+from mtask.features.flows.read import BATCH
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.kernel.driver.operation import Operation, tasks

@@ -12,7 +12,7 @@ from datetime import timedelta
 from time import monotonic
 
 from mtask.errors import OperationFailed
-from mtask.features.flows import deciding, finding, looking, retention
+from mtask.features.flows import finding, read, retention
 from mtask.features.flows import settle as settling
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import transactions, workers
@@ -102,7 +102,7 @@ class FlowJanitor:
                 task_ids
             )  # several workers may find the same changes: each takes them in an order of its own
             await self._owed.settle(task_ids)
-            if len(task_ids) < looking.BATCH:
+            if len(task_ids) < read.BATCH:
                 break
 
     async def _end_flows(self) -> None:
@@ -113,5 +113,5 @@ class FlowJanitor:
         """Decide on the waiting tasks whose holder somebody has removed from the database."""
         task_ids = await self._store.run(finding.orphans())
         if task_ids:
-            decided = await self._store.run(deciding.decide(task_ids))
+            decided = await self._store.run(settling.decide(task_ids))
             await self._store.run(settling.settle_all(decided.further))

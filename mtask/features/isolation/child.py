@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -23,19 +28,19 @@ from mtask.errors import LeaseLost, RunCanceled
 from mtask.features.encryption.cipher import Sealer
 from mtask.features.encryption.settings import Encryption
 from mtask.features.isolation.channel import Channel, Message
-from mtask.features.isolation.leases import RemoteLeases
-from mtask.features.isolation.lines import RunLines
 from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.features.isolation.processes import be_killed_first, end_with_parent
+from mtask.features.logs.worker import Line, RunLogHandler, line_of
 from mtask.kernel.driver.errors import scrubbed
 from mtask.kernel.operations.claim import facts_of
 from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
+from mtask.kernel.worker.running import leases
 from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, Observers, RunOperations
 from mtask.kernel.worker.running.outcomes import MAX_REASON, name_of
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import RunTransactions, late_value
-from mtask.logs import RUN, first_of
+from mtask.logs import RUN, RunMarks, first_of
 
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
@@ -232,6 +237,138 @@ def run() -> None:
     with asyncio.Runner() as runner:
         run_job(runner.get_loop(), _main(app_path, descriptor))
     exit_now(0)
+
+
+# --- lines -----------------------------------------------------------------------------------------------
+
+# The lines that handlers log in an executor: it sends them to its worker, which keeps them.
+
+#: The time for which lines gather for one message, in seconds.
+_GATHER = 0.05
+
+
+class RunLines:
+    """Gathers the lines of the run in this executor. Any thread may add lines; the event loop sends them."""
+
+    def __init__(self, send: Callable[[Message], None], most: int) -> None:
+        """`most`: the most lines that wait to be sent. The worker would keep no more of them."""
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.RLock()
+        self._lines: deque[Line] = deque(maxlen=most)
+        self._lost = 0
+        self._run_id = ""
+        logging.getLogger().addHandler(RunLogHandler(self))
+
+    def begin(self, run_id: str) -> None:
+        """Take the lines of this run from now on."""
+        with self._lock:
+            self._run_id = run_id
+            self._lines.clear()
+            self._lost = 0
+
+    def take(self, marks: RunMarks, record: logging.LogRecord) -> None:
+        """Take a line of a run."""
+        line = line_of(record)
+        with self._lock:
+            if marks.run_id != self._run_id:  # something that an earlier run has left behind goes on
+                return
+            is_first = not self._lines
+            self._lost += len(self._lines) == self._lines.maxlen
+            self._lines.append(line)
+        if is_first:
+            with suppress(RuntimeError):  # the loop has closed
+                self._loop.call_soon_threadsafe(self._loop.call_later, _GATHER, self.send)
+
+    def send(self) -> None:
+        """Send the lines that wait. Call this in the event loop."""
+        with self._lock:
+            lines, lost, self._lost = list(self._lines), self._lost, 0
+            self._lines.clear()
+        if lines:
+            self._send({"kind": "log", "run_id": self._run_id, "lines": lines, "lost": lost})
+
+
+# --- leases ----------------------------------------------------------------------------------------------
+
+# The leases of an executor's runs. The worker holds them; here it is asked to pause pings, and told of progress.
+
+#: The least time between two messages of progress, in seconds.
+_BETWEEN_PROGRESS = 0.1
+
+
+class RemoteLeases:
+    """Stands for the worker's pinger: it does in messages what the pinger does in the worker's process.
+
+    Threads of handlers call its methods, except where they say otherwise.
+    """
+
+    def __init__(self, send: Callable[[Message], None], worker_id: str) -> None:
+        """`send` sends a message to the worker. Create this in the event loop; `send` is called there."""
+        self._loop = asyncio.get_running_loop()
+        self._send_in_loop = send
+        self._worker_id = worker_id
+        self._paused: dict[str, Future[float]] = {}
+        self._next_progress: asyncio.TimerHandle | None = None
+        self._is_progress_due = False
+
+    def paused(self, run_id: str, until: float) -> None:
+        """Take the worker's answer: it sends no ping of this run now. Call this in the event loop."""
+        waiting = self._paused.get(run_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(until)
+
+    @contextmanager
+    def suspended(self, run: HeldRun) -> Iterator[None]:
+        """Let the worker send no ping for this run inside the `with` block. See `Pinger.suspended`."""
+        waiting: Future[float] = Future()
+        self._paused[run.run_id] = waiting
+        try:
+            self._send("pause", run)
+            run.trusted_until = max(run.trusted_until, waiting.result())
+        finally:
+            del self._paused[run.run_id]
+        run.suspended += 1
+        try:
+            yield
+        finally:
+            run.suspended -= 1
+            self._send("resume", run)
+
+    def apply(self, runs: Sequence[HeldRun], documents: list[dict[str, Any]], sent: float | None) -> None:
+        """Apply the document that a renewal has read, and tell the worker how long the lease holds."""
+        leases.apply(runs, documents, sent, self._worker_id)
+        for run in runs:
+            self._send("renewed", run, until=run.trusted_until)
+
+    def release(self, run: HeldRun) -> None:
+        """Tell the worker that the transaction has committed: the run needs its lease no more."""
+        self._send("committed", run, goes_on=run.goes_on, owes_value=run.owes_value)
+
+    def expedite(self, run: HeldRun) -> None:
+        """Tell the worker of the run's progress: at once, but not more than ten times a second."""
+        if not self._is_progress_due:
+            self._is_progress_due = True
+            self._loop.call_soon_threadsafe(self._tell_progress, run)
+
+    def _tell_progress(self, run: HeldRun) -> None:
+        if self._next_progress is not None:
+            return  # the timer calls this again
+        self._is_progress_due = False
+        progress = run.progress
+        if progress is not None:
+            run.was_written(progress)
+            self._send_in_loop({"kind": "progress", "run_id": run.run_id, "progress": dict(progress)})
+            self._next_progress = self._loop.call_later(_BETWEEN_PROGRESS, self._may_tell_again, run)
+
+    def _may_tell_again(self, run: HeldRun) -> None:
+        self._next_progress = None
+        if self._is_progress_due:
+            self._tell_progress(run)
+
+    def _send(self, kind: str, run: HeldRun, **more: Any) -> None:
+        message = {"kind": kind, "run_id": run.run_id, **more}
+        self._loop.call_soon_threadsafe(self._send_in_loop, message)
 
 
 if __name__ == "__main__":

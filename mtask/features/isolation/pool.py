@@ -12,12 +12,11 @@ from math import inf
 from time import monotonic
 
 from mtask.features.isolation.channel import Message
-from mtask.features.isolation.executor import GRACE, Executor, State
+from mtask.features.isolation.executor import GRACE, Executor, Rate, State
 from mtask.features.isolation.guard import Guard
+from mtask.features.isolation.messages import Origin
 from mtask.features.isolation.options import ExecutorOptions
-from mtask.features.isolation.origin import Origin
 from mtask.features.isolation.processes import start
-from mtask.features.isolation.rate import Rate
 from mtask.features.isolation.reports import Reports, take_done
 from mtask.features.logs.worker import LogKeeper
 from mtask.kernel.document.handlers import Handler

@@ -12,7 +12,7 @@ from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
 from mtask.app.next import Next, flow_part
-from mtask.features.flows import owing
+from mtask.features.flows import statements
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.document.identity import stored_key
@@ -273,7 +273,7 @@ class Story:
             )
             for step in steps
         ]
-        self.apply(parent_id, owing.add(children, instant(self.now)))
+        self.apply(parent_id, statements.add(children, instant(self.now)))
         return [child.task_id for child in children]
 
     def publish_owed(self, owner_id: str) -> list[str]:
@@ -282,7 +282,7 @@ class Story:
         for document in owner["owed_tasks"]:
             self.insert(document)
         task_ids = [document["_id"] for document in owner["owed_tasks"]]
-        self.apply(owner_id, owing.added(task_ids, owner["owed_since"], instant(self.now)))
+        self.apply(owner_id, statements.added(task_ids, owner["owed_since"], instant(self.now)))
         return task_ids
 
     def add(self, parent_id: str, run_id: str, *steps: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from mtask import App, Client, Context, Flow, Next
 from mtask.errors import DatabaseUnavailable
-from mtask.features.flows import room
+from mtask.features.flows import publish
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
@@ -284,7 +284,7 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
 def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
     mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(room, "MAX_STEPS", 4)
+    monkeypatch.setattr(publish, "MAX_STEPS", 4)
     app = App()
 
     @app.task(name="returned")
@@ -313,15 +313,15 @@ def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
 def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
     mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_STEPS", 10)
+    monkeypatch.setattr(publish, "MAX_STEPS", 10)
     counts: list[int] = []
-    take = room.take
+    take = publish.take
 
     def counting(key: str, count: int) -> Operation[None]:
         counts.append(count)
         yield from take(key, count)
 
-    monkeypatch.setattr(room, "take", counting)
+    monkeypatch.setattr(publish, "take", counting)
     app, begun, goes_on = App(), list[bool](), asyncio.Event()
 
     @app.task(name="work")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtask import Flow
-from mtask.features.flows import deciding, faults, finding
+from mtask.features.flows import faults, finding
 from mtask.features.flows import settle as settling
 from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, server_now, succeed
@@ -71,7 +71,7 @@ def test_a_waiting_step_whose_holder_was_removed(mtask: Commands, store: SyncSto
     assert (head[0], head[2]) == ("WARN", ["f"])
     assert "the retention of the other steps never begins" in head[1]
     assert "Any live worker decides on it within a minute" in mtask("doctor").out.replace("\n", " ")
-    store.run(settling.settle_all(store.run(deciding.decide(store.run(finding.orphans()))).further))  # as workers do
+    store.run(settling.settle_all(store.run(settling.decide(store.run(finding.orphans()))).further))  # as workers do
     with client_of(mtask) as client:
         assert client.flow("f").counts == {"CANCELED": 2}
 
@@ -117,7 +117,7 @@ def test_a_finding_that_has_passed_is_not_reported(store: SyncStore, monkeypatch
         rows = yield from search(among, limit)
         searched.append(among)
         if len(searched) == 1:
-            store.run(deciding.decide(["work:f/b"]))
+            store.run(settling.decide(["work:f/b"]))
         return rows
 
     monkeypatch.setattr(faults, "_with_ended_holder", searching)

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from mtask.features.logs import operations as run_logs
-from mtask.features.logs.growing import GrowingLog, line_of
+from mtask.features.logs.worker import GrowingLog, line_of
 from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import RunMarks
 from tests.clients import claim, succeed

@@ -6,7 +6,7 @@ import logging
 from datetime import timedelta
 
 from mtask.features.logs import operations as run_logs
-from mtask.features.logs.growing import GrowingLog, line_of
+from mtask.features.logs.worker import GrowingLog, line_of
 from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import RunMarks
 from tests.clients import claim

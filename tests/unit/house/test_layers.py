@@ -25,7 +25,7 @@ _INSIDE = (
     "kernel/operations/",
     "local/",
     "features/encryption/vault.py",
-    "features/events/cursors.py",
+    "features/events/readers.py",
     "demo/survey.py",
 )
 _DRIVER = (AsyncMongoClient, AsyncDatabase, AsyncCollection, AsyncCursor, AsyncChangeStream, AsyncClientSession)

@@ -27,7 +27,7 @@ from mtask.errors import (
     NotStorable,
     OperationFailed,
 )
-from mtask.features.flows import room
+from mtask.features.flows import publish
 from mtask.features.limits.worker import Limits
 from mtask.kernel.document.handlers import Around, Begun, leave, watch
 from mtask.kernel.document.status import RunStatus
@@ -297,7 +297,7 @@ class Finisher:
         """
         flows: dict[str, list[Ending]] = {}
         for ending in group:
-            key = None if ending.has_room else room.flow_of(ending.outcome.next)
+            key = None if ending.has_room else publish.flow_of(ending.outcome.next)
             if key is not None:
                 flows.setdefault(key, []).append(ending)
         for key, endings in flows.items():
@@ -310,7 +310,7 @@ class Finisher:
 
     async def _take_room(self, key: str, endings: Sequence[Ending]) -> None:
         try:
-            await self._store.run(room.take(key, len(endings)))
+            await self._store.run(publish.take(key, len(endings)))
         except InvalidFlow as error:
             if len(endings) > 1:  # some of them may fit
                 for ending in endings:

@@ -21,7 +21,7 @@ from mtask.app.successes import Successes
 from mtask.errors import DatabaseUnavailable, Fail, InvalidFlow, LeaseLost, MtaskError, TransactionConflict
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.encryption.cipher import RETURNS
-from mtask.features.flows import room
+from mtask.features.flows import publish
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.operation import Operation, within
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
@@ -242,7 +242,7 @@ def _renewal(run: HeldRun, session_id: UUID) -> Operation[Documents]:
 def _make_room(run: HeldRun, success: Outcome) -> Operation[None]:
     """Take room in the flow for the next task. That is no part of the transaction: two would conflict."""
     try:
-        yield from within(room.take_for(success.next), lambda: _time_left(run))
+        yield from within(publish.take_for(success.next), lambda: _time_left(run))
     except InvalidFlow as error:
         raise Fail(f"the task cannot go on: {error}") from error
 

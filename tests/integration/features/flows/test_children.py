@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mtask.errors import DatabaseError, InvalidFlow, LeaseLost, RunCanceled, StepExists
-from mtask.features.flows import children, finding, room
+from mtask.features.flows import children, finding
+from mtask.features.flows import publish as room
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import MAX_STEPS

@@ -298,7 +298,7 @@ def test_children_of_children_end_at_a_depth(mongo_uri: str) -> None:
 
 
 def test_a_flow_that_is_full_takes_no_more_children(mongo_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtask.features.flows.room.MAX_STEPS", 4)
+    monkeypatch.setattr("mtask.features.flows.publish.MAX_STEPS", 4)
     app = App()
 
     @app.task(name="split")

@@ -17,8 +17,9 @@ from pymongo.errors import WriteError
 from mtask.app.next import Next
 from mtask.errors import InvalidParams, OperationFailed
 from mtask.features.flows import change as operating
-from mtask.features.flows import deciding, finding, looking, retention
+from mtask.features.flows import finding, retention
 from mtask.features.flows import publish as publishing
+from mtask.features.flows import read as looking
 from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
 from mtask.features.flows import steps as changing
@@ -218,7 +219,7 @@ def test_a_removed_dependency_counts_as_canceled(store: SyncStore) -> None:
     store.tasks.delete_one({"_id": _id("a")})
     orphans = store.run(finding.orphans())
     assert orphans == [_id("b")]
-    store.run(settling.settle_all(store.run(deciding.decide(orphans)).further))
+    store.run(settling.settle_all(store.run(settling.decide(orphans)).further))
     assert statuses(store) == {"b": "CANCELED", "c": "INIT"}
 
 

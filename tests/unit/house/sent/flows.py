@@ -11,7 +11,7 @@ from bson import Timestamp
 
 from mtask.errors import OperationFailed
 from mtask.features.flows import change as operating
-from mtask.features.flows import children, deciding, faults, finding, looking, owing, retention, room
+from mtask.features.flows import children, faults, finding, retention
 from mtask.features.flows import publish as publishing
 from mtask.features.flows import read as reading
 from mtask.features.flows import settle as settling
@@ -91,14 +91,14 @@ def _publishes() -> dict[str, object]:
         "flow results": told(children.results(TWO)),
         "flow result of a run": told(children.result_of_run("task:k", "token-0")),
         "flow parents": told(children.parents(TWO)),
-        "flow room": told(room.take("flow", 2), Written(), None, 7, set(), Written(1)),
+        "flow room": told(publishing.take("flow", 2), Written(), None, 7, set(), Written(1)),
         "flow room, counted anew": told(
-            room.take("flow", 2), Written(), {"is_old": True, "task_cnt": 9_999}, 7, Written(1), Written(1)
+            publishing.take("flow", 2), Written(), {"is_old": True, "task_cnt": 9_999}, 7, Written(1), Written(1)
         ),
-        "flow room for a next task": told(room.take_for(CHILD), Written(1)),
-        "flow room for a next task of none": told(room.take_for(NEXT_TASK)),
+        "flow room for a next task": told(publishing.take_for(CHILD), Written(1)),
+        "flow room for a next task of none": told(publishing.take_for(NEXT_TASK)),
         "owed tasks": [
-            owing.add([CHILD, NEXT_TASK], NOW),
+            flows.add([CHILD, NEXT_TASK], NOW),
             outbox.go_on(TWO, [CHILD, NEXT_TASK], NOW),
             outbox.go_on(ONE, [NEXT_TASK]),
         ],
@@ -115,10 +115,10 @@ def _settles() -> dict[str, object]:
     alone = stored("task:k", "SUCCESS", owed_since=NOW)
     return {
         "flow decides: releases": told(
-            deciding.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "SUCCESS")), Written(1)
+            settling.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "SUCCESS")), Written(1)
         ),
         "flow decides: releases by the general form": told(
-            deciding.decide(["other:l", "other:m"]),
+            settling.decide(["other:l", "other:m"]),
             _moment(*two_waiting),
             _moment(_awaited("task:k", "SUCCESS"), _awaited("task:n", "SUCCESS")),
             Written(1),
@@ -126,16 +126,16 @@ def _settles() -> dict[str, object]:
             has_sets=True,
         ),
         "flow decides: cancels": told(
-            deciding.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "FAIL")), Written(1)
+            settling.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "FAIL")), Written(1)
         ),
         "flow decides: fails": told(
-            deciding.decide(["other:l"]),
+            settling.decide(["other:l"]),
             _moment(_step("other:l", "WAITING", {**waits, "on_failed": "fail"})),
             _moment(_awaited("task:k", "CANCELED")),
             Written(1),
         ),
         "flow decides: moves": told(
-            deciding.decide(["other:l", "other:m"]),
+            settling.decide(["other:l", "other:m"]),
             _moment(
                 _step("other:l", "WAITING", {"after": ["task:k", "task:n"], "held_by": "task:k"}),
                 _step("other:m", "WAITING", {"after": ["task:o", "task:p"], "held_by": "task:o"}),
@@ -153,19 +153,19 @@ def _settles() -> dict[str, object]:
             has_sets=True,
         ),
         "flow decides: watches": told(
-            deciding.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "INIT", unwatched=True))
+            settling.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "INIT", unwatched=True))
         ),
         "flow decides with descendants": told(
-            deciding.decide(["other:l"]),
+            settling.decide(["other:l"]),
             _moment(waiting),
             _moment(_awaited("task:k", "SUCCESS", has_children=True)),
             _moment(_awaited("task:c", "INIT", ancestors=["task:k"])),
         ),
         "flow decides with descendants that have succeeded": told(
-            deciding.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "SUCCESS", has_children=True))
+            settling.decide(["other:l"]), _moment(waiting), _moment(_awaited("task:k", "SUCCESS", has_children=True))
         ),
         "flow decides on too much": told(
-            looking.look(["other:l", "other:m"]), {"cursor": {"id": 7, "firstBatch": [], "atClusterTime": _AT}}
+            reading.look(["other:l", "other:m"]), {"cursor": {"id": 7, "firstBatch": [], "atClusterTime": _AT}}
         ),
         "flow settles the end of a step": told(
             settling.settle(ONE),

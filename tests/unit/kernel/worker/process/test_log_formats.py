@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtask.errors import InvalidInput
-from mtask.features.logs.growing import line_of
+from mtask.features.logs.worker import line_of
 from mtask.kernel.worker.process.log import FieldFormatter, JsonFormatter, formatter
 from mtask.logs import RUN, RunMarks, fields, first_of, last_of, without_passwords
 
