@@ -154,6 +154,14 @@ def calls_that_move_the_start(story: Story) -> None:
 
 
 @SCENES.allow
+def calls_in_one_millisecond(story: Story) -> None:
+    story.gather(TASK, "c1", answer="created", debounce_ms=1000)
+    story.gather(TASK, "c2", asked=story.now + 0.001, debounce_ms=1000)
+    story.wait(1.0)
+    end(story, begin(story))
+
+
+@SCENES.allow
 def call_after_a_rerun(story: Story) -> None:
     """The round is open again and has no run, so it takes a further call."""
     publish(story, "c1")
