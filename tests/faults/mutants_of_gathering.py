@@ -9,7 +9,6 @@ _EVENTS = "mtask/features/events/task_events.py"
 _OPERATION = "mtask/features/gathering/publish.py"
 _PIPELINES = "mtask/kernel/statements/claim.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
-_RULES = "mtask/features/gathering/rules.py"
 _SHORT = "mtask/kernel/statements/short.py"
 _TWINS = "mtask/features/gathering/statements.py"
 _ROUNDS = "mtask/kernel/statements/rounds.py"
@@ -109,7 +108,7 @@ GATHERING_MUTATIONS = (
     Mutation(
         "asked-by-the-clock-alone",
         "A call loses against the one before it, because the next primary's clock is behind.",
-        (Edit(_RULES, "return now if known is None else max(now, known + _STEP)", "return now"),),
+        (Edit(_OPERATION, "now if known is None else max(now, known + timedelta(milliseconds=1))", "now"),),
         (f"{_CALLS}::test_a_call_is_newer_than_those_before_it_though_the_servers_clock_was_set_back",),
     ),
     Mutation(

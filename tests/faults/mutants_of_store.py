@@ -406,7 +406,6 @@ STORE_MUTATIONS = (
             Edit(_TWINS, "return {\"$max\": [due_time(), retry_time(worker_id)]}", "return due_time()"),
             Edit(_RULES, "return max(due_time(task), retry_time(task, worker_id) or due_time(task)) <= now",
                  "return due_time(task) <= now"),
-            Edit(_RULES, 'return [max(due, retry_time(task, "") or due)]', "return [due]"),
         ),
         (f"{_STORE_CLAIMS}::test_a_failure_waits_for_its_delay_and_then_is_tried_again",),
     ),

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.features.callbacks import rules as callbacks
-from mtask.features.flows import rules as flows
 from mtask.features.flows.rules import Verdict, end_reason, fail_fast_reason
-from mtask.features.gathering import rules as gathering
-from mtask.features.gathering.rules import Call
 from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.parts import MAX_OWED
@@ -21,6 +17,9 @@ from mtask.kernel.document.task import MAX_FORMER_QUEUES, Gathering
 from mtask.kernel.statements.derive import LAPSED_REASON
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from tests.oracles import gathering
+from tests.oracles import rules as oracle
+from tests.oracles.gathering import Call
 from tests.parity.cases import Document, parsed
 
 Change = Callable[[Document, datetime], None]
@@ -82,11 +81,11 @@ def derive(document: Document, now: datetime) -> None:
     flow, owed_since = document.get("flow"), document.get("owed_since")
     has_news = flow is not None and status.is_final is not bool(finish_time)
     unwatched, owes = (flow or {}).get("unwatched") is True, "owed_tasks" in document
-    if has_news and flows.must_tell(status, unwatched=unwatched, is_marked=owed_since is not None, owes_tasks=owes):
+    if has_news and oracle.must_tell(status, unwatched=unwatched, is_marked=owed_since is not None, owes_tasks=owes):
         document["owed_since"] = max(now, owed_since + timedelta(milliseconds=1)) if owed_since else now
     if not status.is_final:
         state.pop("reason", None)
-        if (moment := rules.next_preempt_time(parsed(document), now)) is not None:
+        if (moment := oracle.next_preempt_time(parsed(document), now)) is not None:
             state["next_preempt_time"] = moment
         return
     state["finish_time"] = finish_time or now
@@ -104,7 +103,7 @@ def derive(document: Document, now: datetime) -> None:
 def tell(document: Document, *, was_final: bool, now: datetime) -> None:
     """Owe a callback, if the task has one and just became final."""
     wanted, status = document.get("callback"), document["task_state"]["status"]
-    if wanted is None or not callbacks.is_told(wanted["on"], status, was_final=was_final):
+    if wanted is None or not oracle.is_told(wanted["on"], status, was_final=was_final):
         return
     number = document["callback_cnt"] = document.get("callback_cnt", 0) + 1
     lasting = {name: wanted[name] for name in ("url", "secret", "tenant") if name in wanted}
@@ -202,7 +201,7 @@ def trim(document: Document) -> None:
     counted = [r for r in runs if r["status"] in ("FAIL", "TIMEOUT") and not r.get("past")]
     canceled = [r for r in runs if r["status"] == "CANCELED" and not r.get("past")]
     past = [r for r in runs if r.get("past")]
-    kept = rules.kept_runs(parsed(document))
+    kept = oracle.kept_runs(parsed(document))
     surplus = [*counted[: max(0, len(counted) - kept)], *canceled[: max(0, len(canceled) - 20)]]
     surplus += past[: max(0, len(past) - 20)]
     dropped = {run["run_id"] for run in surplus}
@@ -283,7 +282,7 @@ def finish(outcomes: Mapping[str, Outcome]) -> Change:
             before = own if task.task_option.retry_scope == "worker" else state["failed_cnt"]
             state["failed_cnt"] += 1
             if delay is None:
-                delay = rules.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
+                delay = oracle.retry_delay_ms(task.task_option, before + 1, outcome.jitter)
         if delay is not None:
             run["retry_time"] = now + timedelta(milliseconds=delay)
 

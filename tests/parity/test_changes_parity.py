@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mtask.database import setup
 from mtask.features.flows import statements
-from mtask.features.gathering import rules as gathering
 from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import FINAL_STATUSES, RunStatus
@@ -23,6 +22,7 @@ from mtask.kernel.statements import derive
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from tests.oracles import gathering
 from tests.parity import changes
 from tests.parity.cases import (
     NOW,

@@ -9,12 +9,13 @@ from typing import Any
 import bson
 from hypothesis import HealthCheck, given, settings
 
-from mtask.features.gathering import rules
 from mtask.features.gathering import statements as gathering
+from mtask.features.gathering.publish import asked_time
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive
+from tests.oracles import gathering as rules
 from tests.parity import changes
 from tests.parity.cases import (
     NOW,
@@ -125,4 +126,4 @@ def test_the_document_tells_the_newest_call(store: SyncStore, documents: list[Do
         ]
         row = rows[document["_id"]]
         assert row["last"] == max(known, default=None)
-        assert row["asked"] == rules.asked_time(NOW, max(known, default=None))
+        assert row["asked"] == asked_time(NOW, max(known, default=None))

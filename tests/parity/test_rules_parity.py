@@ -16,6 +16,7 @@ from mtask.kernel.document.task import Task
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import rules as twins
 from tests.mongo import Client
+from tests.oracles import rules as oracle
 from tests.parity.cases import NOW, SCALE, WORKERS, Document, instant, many, option, parsed, task, whole
 
 _WORKER, _NOW = "$probe.worker_id", "$probe.now"
@@ -42,10 +43,10 @@ RULES: dict[str, Rule] = {
     "retry_time": (lambda t, w, now: rules.retry_time(t, w), twins.retry_time(_WORKER)),
     "is_candidate": (rules.is_candidate, twins.is_candidate(_WORKER, _NOW)),
     "may_take": (rules.may_take, twins.may_take(_WORKER, _NOW)),
-    "next_preempt_time": (lambda t, w, now: rules.next_preempt_time(t, now), twins.next_preempt_time(_NOW)),
-    "free_seat_times": (lambda t, w, now: rules.free_seat_times(t, now), twins.free_seat_times(_NOW)),
+    "next_preempt_time": (lambda t, w, now: oracle.next_preempt_time(t, now), twins.next_preempt_time(_NOW)),
+    "free_seat_times": (lambda t, w, now: oracle.free_seat_times(t, now), twins.free_seat_times(_NOW)),
     "is_interrupted": (lambda t, w, now: rules.is_interrupted(t, now), twins.is_interrupted(_NOW)),
-    "kept_runs": (lambda t, w, now: rules.kept_runs(t), twins.kept_runs()),
+    "kept_runs": (lambda t, w, now: oracle.kept_runs(t), twins.kept_runs()),
 }
 
 _properties = settings(max_examples=12 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
@@ -97,7 +98,7 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
     twin = twins.retry_delay_ms("$probe.failures", "$probe.jitter")
     answers = evaluated(mongo_session_client, probes, {"delay": twin})
     for (given_option, failures, jitter), answer in zip(cases, answers, strict=True):
-        expected = rules.retry_delay_ms(TaskOption.model_validate(given_option), failures, jitter)
+        expected = oracle.retry_delay_ms(TaskOption.model_validate(given_option), failures, jitter)
         assert answer["delay"]["value"] == expected, f"after {failures} failures, jitter {jitter}, {given_option}"
 
 
@@ -105,9 +106,9 @@ def test_retry_delay_is_the_same_to_the_millisecond_on_both_sides(
 @given(st.floats(1, 1000), st.integers(0, 10**9), st.integers(1, 12), st.floats(0, 1))
 def test_retry_delay_grows_up_to_its_limit(backed: float, base: int, failures: int, jitter: float) -> None:
     bounded = TaskOption(unexpected_retry_delay_ms=base, retry_backoff=backed, retry_max_delay_ms=10**8)
-    delay = rules.retry_delay_ms(bounded, failures, jitter)
+    delay = oracle.retry_delay_ms(bounded, failures, jitter)
     assert 0 <= delay <= 10**8
-    assert rules.retry_delay_ms(bounded, failures + 1, jitter) >= delay
+    assert oracle.retry_delay_ms(bounded, failures + 1, jitter) >= delay
 
 
 def probed(random: Random) -> tuple[Document, str, list[datetime]]:
@@ -143,7 +144,7 @@ def test_next_preempt_time_never_hides_a_task_that_someone_may_take(cases: list[
     for document, worker, moment in cases:
         later = max(moment, NOW + (NOW - moment))
         parsed_task = parsed(document)
-        written = rules.next_preempt_time(parsed_task, NOW)
+        written = oracle.next_preempt_time(parsed_task, NOW)
         if rules.may_take(parsed_task, worker, later):
             assert written is not None, document
             assert written <= later, document

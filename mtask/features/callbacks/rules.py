@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -22,11 +22,6 @@ DEFAULT_SECRET = "default"
 _PLAIN_SECRET = re.compile(r"\A[A-Za-z0-9_.-]{1,64}\Z")
 _SECRET = re.compile(SECRET_PATTERN.replace("^", r"\A").replace("$", r"\Z"))
 _FIELDS = frozenset({"url", "on", "secret"})
-
-
-def is_told(on: Sequence[str], status: str, *, was_final: bool) -> bool:
-    """Whether a change to this status is an end that is to be told. A final status that stays is told once."""
-    return status in TOLD and status in on and not was_final
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,15 +46,6 @@ def has_failed(awaited: Awaited) -> bool:
     return awaited.status is None or awaited.status in _FAILED
 
 
-def must_tell(status: TaskStatus, *, unwatched: bool, is_marked: bool, owes_tasks: bool) -> bool:
-    """Whether a step's end with this status is to be marked, so that somebody tells other steps of it.
-
-    A success concerns only the steps that watch the task. It needs no mark if none does, unless an earlier change is
-    marked, or the task owes tasks.
-    """
-    return not (status is TaskStatus.SUCCESS and unwatched and not is_marked and not owes_tasks)
-
-
 def verdict(on_failed: OnFailed, awaited: Sequence[Awaited]) -> Verdict:
     """Return what becomes of a WAITING step. Its fate is decided when all awaited tasks have ended."""
     if any(map(is_open, awaited)):

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias, TypedDict
 
 from mtask.errors import MAX_DELAY, InvalidInput, InvalidParams, shown
-from mtask.features.gathering.rules import MAX_GATHERED_BYTES
+from mtask.features.gathering.statements import MAX_GATHERED_BYTES
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import MAX_CALL_ID
 from mtask.kernel.driver.bson import stored_size

@@ -16,7 +16,6 @@ from pymongo import ReturnDocument
 
 from mtask.errors import DuplicateKey, GatherConflict, GatherFull, TaskError, TaskExists, WorkersTooOld
 from mtask.features.gathering import statements as gathering
-from mtask.features.gathering.rules import asked_time
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.driver.operation import Operation, command, tasks
 from mtask.kernel.operations import workers
@@ -68,6 +67,14 @@ class _Asked:
 
     time: datetime
     is_untouched: bool = False  #: whether no claim has begun the round
+
+
+def asked_time(now: datetime, known: datetime | None) -> datetime:
+    """Return the asked_time of a call that is about to be sent. `known` is that of the newest call in the document.
+
+    A call that was answered before is older, also after a change of the primary to a server whose clock is behind.
+    """
+    return now if known is None else max(now, known + timedelta(milliseconds=1))
 
 
 def _ask(task_ids: Sequence[str]) -> Operation[dict[str, _Asked]]:

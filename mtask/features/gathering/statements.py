@@ -1,4 +1,13 @@
-"""Statements of publishing that gathers: the rules of `mtask.features.gathering.rules` as server expressions.
+"""Statements of publishing that gathers.
+
+Calls under one key are ordered by the server's time that each call read before it was sent, then by their ids. So the
+result does not depend on the order in which calls arrive, and a call that is sent twice counts once.
+
+- A **round** is the life of a task from its publish, or from a new publish after its end, until its end.
+- A call of the kind "latest" gives a round its params if no newer call has. A call of the kind "calls" adds its params
+  to the list that the round collects.
+- While a run holds the task, calls go to the **next round**, `again`. It begins in the same update that ends the last
+  run. A round that collects begins only when the present round has ended, because its tries need the collected calls.
 
 How the next round of a task begins is in `mtask.kernel.statements.rounds`: every general update ends with it.
 """
@@ -9,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtask.features.gathering.rules import MAX_GATHERED_BYTES
 from mtask.kernel.document.status import FINAL, RunStatus, TaskStatus
 from mtask.kernel.document.task import MAX_CALLS, GatherKind
 from mtask.kernel.statements import expressions as x
@@ -24,6 +32,9 @@ from mtask.kernel.statements.rounds import (
     has_live,
     without_calls,
 )
+
+#: The largest BSON size of the params of a round that collects, in bytes.
+MAX_GATHERED_BYTES = 4 * 1024 * 1024
 
 _KNOWN = [f"{GATHER}.ids", f"{GATHER}.seen", f"{x.AGAIN}.gather.ids"]
 
@@ -110,7 +121,7 @@ def start_time(gather: str, given: x.Expression, now: x.Expression) -> x.Express
 def add(call: SentCall, now: x.Expression = x.NOW) -> list[Stage]:
     """Return the stages that add a call to a task. Stages that close lapsed runs and derive must come before."""
     is_over = {"$or": [has_begun(), x.is_final()]}
-    # base_round in `mtask.features.gathering.rules`
+    # base_round in `tests/oracles/gathering.py`
     base = {"$cond": ["$$waits", {"$ifNull": [x.AGAIN, None]}, {"$cond": [is_over, None, _PRESENT]}]}
     is_in_place = {"$and": [{"$not": ["$$waits"]}, "$$base"]}
     gather = {"$cond": ["$$base", "$$round.gather", begun("$$round")]}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from mtask.kernel.document.options import MAX_COUNTED_RUNS, MAX_DURATION_MS, TaskOption
 from mtask.kernel.document.status import RunStatus, TaskStatus
 from mtask.kernel.document.task import Run, Task
 
@@ -25,6 +24,8 @@ HORIZON = timedelta(seconds=10)
 #: The greatest number of failed runs of this round that a task without a retry limit keeps. For every task, the same
 #: bound applies to canceled runs of this round, and to runs of earlier rounds.
 KEPT_RUNS = 20
+#: The largest fraction of a delay by which jitter can shorten it. Jitter applies only if retry_backoff is above 1.
+JITTER = 0.25
 
 _COUNTED = frozenset({RunStatus.FAIL, RunStatus.TIMEOUT})
 
@@ -167,35 +168,6 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
     return max(due_time(task), retry_time(task, worker_id) or due_time(task)) <= now
 
 
-def next_preempt_time(task: Task, now: datetime) -> datetime | None:
-    """Return the earliest moment at which some worker could take or settle the task.
-
-    It is None if the status is final, or if the task waits for other tasks of its flow.
-    """
-    if status(task, now).is_final or is_waiting(task):
-        return None
-    moments = [run.ping_expire_time for run in live_runs(task, now)]
-    if not task.task_state.cancel_requested and not is_exhausted(task, now) and has_free_seat(task, now):
-        moments += free_seat_times(task, now)
-    return min(moments, default=due_time(task))
-
-
-def free_seat_times(task: Task, now: datetime) -> list[datetime]:
-    """Return the earliest times at which workers could take a free seat.
-
-    There is one time for each worker in specific_worker_ids that is a candidate. If specific_worker_ids is empty, there
-    is one time for all workers together.
-    """
-    option = task.task_option
-    due = due_time(task)
-    if option.specific_worker_ids:
-        candidates = [w for w in option.specific_worker_ids if is_candidate(task, w, now)]
-        return [max(due, retry_time(task, w) or due) for w in candidates]
-    if option.retry_scope == "worker":
-        return [due]  # a worker that has not tried the task yet has no retry delay
-    return [max(due, retry_time(task, "") or due)]
-
-
 def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None:
     """Return the earliest time at which this worker's claim can succeed; None: the task must change first."""
     thresholds = [now, due_time(task), *(run.ping_expire_time for run in live_runs(task, now))]
@@ -227,46 +199,3 @@ def rank(task: Task, now: datetime) -> Rank:
     """Return the rank of a due task: workers begin the tasks in the order of their ranks."""
     stored = task.task_state.next_preempt_time or due_time(task)
     return (0 if is_interrupted(task, now) else 1, -task.task_option.priority, stored)
-
-
-def kept_runs(task: Task) -> int:
-    """Return how many failed and timed-out runs of this round may stay in the document."""
-    option = task.task_option
-    if not option.has_retry_limit:
-        return KEPT_RUNS
-    per_worker = option.max_unexpected_retries + 1
-    if option.retry_scope == "worker":
-        named = len(option.specific_worker_ids)
-        per_worker = per_worker * named if named else MAX_COUNTED_RUNS
-    return min(max(KEPT_RUNS, per_worker), MAX_COUNTED_RUNS)
-
-
-# --- backoff ---------------------------------------------------------------------------------------------
-
-# The delay before the next attempt after a failed run.
-#
-# The server computes the same delay with the expression in `mtask.kernel.statements.rules`.
-
-#: The largest fraction of a delay by which jitter can shorten the delay. Jitter applies only if retry_backoff is above
-#: 1.
-JITTER = 0.25
-
-
-def retry_delay_ms(option: TaskOption, failures: int, jitter: float) -> int:
-    """Return the delay after failed run number `failures`, in ms. The first failed run has number 1.
-
-    Each further failure multiplies the delay by retry_backoff, up to retry_max_delay_ms. If retry_backoff is above 1,
-    `jitter` shortens the delay by up to a quarter. So tasks that failed together are not all tried again at the same
-    time.
-
-    `jitter`: a number from 0 to 1. The caller must draw it at random.
-    """
-    limit = MAX_DURATION_MS if option.retry_max_delay_ms is None else option.retry_max_delay_ms
-    if option.retry_backoff <= 1:
-        return min(option.unexpected_retry_delay_ms, limit)
-    exponent = min(max(failures - 1, 0), 64)
-    try:
-        grown = option.unexpected_retry_delay_ms * option.retry_backoff**exponent
-    except OverflowError:
-        grown = MAX_DURATION_MS
-    return int(min(grown, limit) * (1 - JITTER * jitter))

@@ -124,7 +124,7 @@ def is_waiting() -> Expression:
 
 
 def must_tell(status: Expression = STATUS) -> Expression:
-    """Whether a step's end with this status is to be marked. This is the server's form of `flows.must_tell`."""
+    """Whether a step's end with this status is to be marked."""
     concerns_none = [{"$eq": [status, TaskStatus.SUCCESS.value]}, {"$eq": [f"{FLOW}.unwatched", True]}]
     return {"$not": [{"$and": [*concerns_none, {"$not": [OWED_SINCE]}, {"$not": ["$owed_tasks"]}]}]}
 

@@ -27,7 +27,7 @@ OWED_TASKS = "$owed_tasks"
 
 
 def tells(status: x.Expression, was_final: x.Expression) -> x.Expression:
-    """Whether a change to this status is to be told. This is the server's form of `callback.is_told`."""
+    """Whether a change to this status is to be told."""
     on = f"{CALLBACK}.on"
     # A malformed document may hold anything there.
     is_wanted = {"$in": [status, {"$cond": [{"$isArray": [on]}, on, []]}]}

@@ -1,7 +1,7 @@
 """Rounds: how the next round of a task begins. The calls of the next round came while a run held the task.
 
 `open_next` ends every general update. It begins the next round of a task in the same update that ended the last run. A
-task without a next round does not change. The rules are those of `mtask.features.gathering.rules`.
+task without a next round does not change.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from mtask.kernel.document.rules import KEPT_RUNS, kept_runs
+from mtask.kernel.document.rules import KEPT_RUNS
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.logs import RunLog
+from tests.oracles import rules as oracle
 
 MILLISECOND = timedelta(milliseconds=1)
 #: How far the time of a write in the oplog may lie behind the update's own $$NOW. MongoDB dates the oplog by the clock
@@ -142,5 +143,5 @@ def dropped_by_bound(runs: list[Run], task: Task, now: datetime) -> set[str]:
     failed = [r for r in runs if not r.past and (r.status in COUNTED or r.is_lapsed(now))]
     canceled = [r for r in runs if not r.past and r.status is RunStatus.CANCELED]
     past = [r for r in runs if r.past]
-    groups = [(failed, kept_runs(task)), (canceled, KEPT_RUNS), (past, KEPT_RUNS)]
+    groups = [(failed, oracle.kept_runs(task)), (canceled, KEPT_RUNS), (past, KEPT_RUNS)]
     return {run.run_id for group, keep in groups for run in group[: max(0, len(group) - keep)]}

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from mtask.kernel.document import rules
-from mtask.kernel.document.rules import retry_delay_ms
 from mtask.kernel.document.status import RunStatus, TaskStatus
 from mtask.kernel.document.task import Run, Task
 from tests.faults.checks.asked import Asked
 from tests.faults.checks.change import LOG_LAG, MILLISECOND, Change
 from tests.faults.checks.logs import TaskLog
 from tests.faults.checks.verdict import Verdict
+from tests.oracles import rules as oracle
 
 
 class FieldJudge:
@@ -144,7 +144,7 @@ class FieldJudge:
         others = rules.failures(before, now)
         if option.retry_scope == "worker":
             others = rules.worker_failures(before, earlier.worker_id, now)
-        shortest, longest = (retry_delay_ms(option, others + 1, jitter) * MILLISECOND for jitter in (1.0, 0.0))
+        shortest, longest = (oracle.retry_delay_ms(option, others + 1, jitter) * MILLISECOND for jitter in (1.0, 0.0))
         if not shortest <= run.retry_time - run.fail_time <= longest:
             wait = run.retry_time - run.fail_time
             self._report(
@@ -173,7 +173,7 @@ class FieldJudge:
         for now in change.nows:
             with _before_derivation(change):
                 status = rules.status(after, now)
-                next_time = rules.next_preempt_time(after, now)
+                next_time = oracle.next_preempt_time(after, now)
             if status is state.status and (status.is_final or next_time == state.next_preempt_time):
                 break
             found.append(f"{status} and {next_time.isoformat() if next_time else None} at {now.isoformat()}")

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from mtask.doctor import ahead as positions
 from mtask.doctor.ahead import Ahead, Standing
-from mtask.doctor.estimate import is_ahead
 from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.stores import SyncStore
 from tests.explaining import examined_by
+from tests.oracles.rules import is_ahead
 
 Document = dict[str, Any]
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)

@@ -15,8 +15,8 @@ import bson
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mtask.features.gathering import rules
 from mtask.features.gathering import statements as gathering
+from mtask.features.gathering.publish import asked_time
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import GatherKind
@@ -25,6 +25,7 @@ from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive, short
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.finish import Outcome
+from tests.oracles import gathering as rules
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, bare, parsed, randoms
 from tests.parity.test_gathering_parity import sent
@@ -89,7 +90,7 @@ class History:
         debounce = self.random.choice([None, 0, 500, 3000])
         self.asked.append(
             rules.Call(
-                asked_time=rules.asked_time(self.now, max(marks, default=None)),
+                asked_time=asked_time(self.now, max(marks, default=None)),
                 call_id=f"c{self.number}",
                 kind=self.kind,
                 params=self.number,

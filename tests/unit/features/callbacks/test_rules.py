@@ -13,10 +13,10 @@ from mtask.features.callbacks.rules import (
     TaskIdentity,
     check_callback,
     event,
-    is_told,
     webhook_id,
 )
 from mtask.kernel.document.parts import MAX_URL, OwedCallback
+from tests.oracles.rules import is_told
 
 URL = "https://hooks.example.com/a?b=c"
 CREATED = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mtask.kernel.document.options import MAX_DURATION_MS, TaskOption
-from mtask.kernel.document.rules import retry_delay_ms
+from tests.oracles.rules import retry_delay_ms
 
 
 def option(delay: int, backoff: float = 1.0, most: int | None = None) -> TaskOption:

@@ -9,7 +9,8 @@ result does not depend on the order in which calls arrive, and a call that is se
 - While a run holds the task, calls go to the **next round**, `again`. It begins in the same update that ends the last
   run. A round that collects begins only when the present round has ended, because its tries need the collected calls.
 
-The server's forms are in `mtask.features.gathering.statements`. A property test compares both.
+The server's forms are in `mtask.features.gathering.statements`. Only the server decides, so these are the judges of
+tests: a property compares both.
 """
 
 from __future__ import annotations
@@ -19,15 +20,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from mtask.features.gathering.statements import MAX_GATHERED_BYTES
 from mtask.kernel.document import rules
 from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus, TaskStatus
 from mtask.kernel.document.task import MAX_CALLS, CallMark, Gathering, GatherKind, NextRound, Task
-
-#: The largest BSON size of the params of a round that collects, in bytes.
-MAX_GATHERED_BYTES = 4 * 1024 * 1024
-_STEP = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,6 @@ class Call:
     def mark(self) -> CallMark:
         """The place of the call in the order of all calls."""
         return CallMark(asked_time=self.asked_time, call_id=self.call_id)
-
-
-def asked_time(now: datetime, known: datetime | None) -> datetime:
-    """Return the asked_time of a call that is about to be sent. `known` is that of the newest call in the document.
-
-    A call that was answered before is older, also after a change of the primary to a server whose clock is behind.
-    """
-    return now if known is None else max(now, known + _STEP)
 
 
 def is_newer(mark: CallMark, other: CallMark | None) -> bool:
