@@ -27,6 +27,7 @@ from mtask.kernel.operations import sessions
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters, short
+from mtask.kernel.statements import finish as ends
 from mtask.kernel.statements.claim import Kept
 from mtask.kernel.statements.derive import Pipeline
 from mtask.kernel.statements.finish import Outcome
@@ -151,7 +152,7 @@ def finish(
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):
         guard = filters.held_runs(task_ids, run_ids)
-        general = tasks("update_many", guard, pipelines.finish(outcomes), hint=BY_ID)
+        general = tasks("update_many", guard, ends.finish(outcomes), hint=BY_ID)
         closed_cnt += (yield general.within(timeout)).matched_count
     if closed_cnt == len(outcomes):
         return set(run_ids)
@@ -186,9 +187,7 @@ def run_statuses(
 
 def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
     """Close one run in the caller's transaction; return whether the run still held its lease."""
-    result = yield tasks(
-        "update_one", filters.held_runs([outcome.task_id], [outcome.run_id]), pipelines.finish([outcome])
-    )
+    result = yield tasks("update_one", filters.held_runs([outcome.task_id], [outcome.run_id]), ends.finish([outcome]))
     return bool(result.matched_count)
 
 
