@@ -54,7 +54,7 @@ def settle_all(task_ids: Iterable[str]) -> Operation[None]:
         waiting = [*dict.fromkeys([*waiting, *further])]
 
 
-RELAY = Relay("owed_since", settle_all, lambda run, goes_on: run.is_step or goes_on)
+RELAY = Relay("owed_since", settle_all, lambda run, goes_on: "flow" in run.owes or goes_on)
 
 
 def settle(task_ids: Sequence[str]) -> Operation[list[str]]:

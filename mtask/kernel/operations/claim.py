@@ -17,7 +17,7 @@ from mtask.errors import DatabaseError, DocumentTooLarge
 from mtask.kernel.document import rules
 from mtask.kernel.document.identity import MAX_KEY_BYTES
 from mtask.kernel.document.options import TaskOption
-from mtask.kernel.document.parts import is_sealed, sealed_in
+from mtask.kernel.document.parts import OWING, is_sealed, sealed_in
 from mtask.kernel.document.status import FINAL, RunStatus
 from mtask.kernel.document.task import SCHEMA_VERSION, Run, StoredTask, known_option, runs_in
 from mtask.kernel.driver.bson import rough_size, with_zones
@@ -320,9 +320,7 @@ class RunFacts(NamedTuple):
     ping_expire_time: datetime
     #: Whether the task wants one worker, and this run is its first, as far as the document tells.
     is_simple: bool
-    is_step: bool  #: whether the task is a step of a flow
-    is_chained: bool  #: whether another task went on as this one
-    owes: frozenset[str]  #: the fields of the task that say whom its end concerns
+    owes: frozenset[str]  #: those of the fields `OWING` that the task has
     due: datetime  #: the next_preempt_time that the task had when this run claimed it
     is_interrupted: bool  #: whether the run before this one lapsed or was handed back
 
@@ -343,9 +341,7 @@ def facts_of(task: StoredTask, run: Run) -> RunFacts:
         run.claim_time,
         run.ping_expire_time,
         is_simple,
-        task.flow is not None,
-        task.chain is not None,
-        frozenset(name for name in ("flow", "callback") if getattr(task, name) is not None),
+        frozenset(name for name in OWING if getattr(task, name) is not None),
         due,
         is_interrupted,
     )
@@ -413,7 +409,7 @@ def simple_facts(document: Document, run_id: str, worker_id: str, names: Contain
         return None
     # The constructor of a named tuple is a function in Python, and takes as long as half of the checks above.
     due = start or created
-    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, _NOBODY, due, False)
+    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, _NOBODY, due, False)
     return tuple.__new__(RunFacts, facts)
 
 

@@ -18,7 +18,6 @@ from mtask.kernel.driver.operation import Operation
 class Ended(Protocol):
     """What a relay knows of a run that has ended."""
 
-    is_step: bool
     owes: frozenset[str]
 
 

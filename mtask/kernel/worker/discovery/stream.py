@@ -206,7 +206,7 @@ class StreamLoop:
 
     def _take_event(self, event: Event) -> bool:
         if event.begins_flow:
-            self._scope.ledger.has_flows = True
+            self._scope.ledger.owing.add("flow")
         if event.kind is EventKind.TASK_INSERTED and event.is_wanted:
             self._inbox.push(event.task_id, event.document or {}, is_simple=event.is_simple)
         elif event.kind is EventKind.TASK_CHANGED:

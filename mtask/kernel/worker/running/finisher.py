@@ -173,7 +173,7 @@ class Finisher:
             ending.is_short = run.is_simple and not is_general
             lane = self._general if is_general else self._successes
         if ending.goes_on:
-            self._ledger.has_flows = True
+            self._ledger.owing.add("chain")  # the next task has this field
         lane.waiting.append(ending)
         if not (lane.in_flight and len(lane.waiting) < _MIN_FURTHER and lane.impatience is not None):
             self._launch()  # else the next group gathers already
@@ -282,7 +282,7 @@ class Finisher:
         await self._make_room(group)
         sent = monotonic()
         is_simple = may_be_short and all(ending.is_short for ending in group)
-        has_steps = any(ending.run.is_step for ending in group)
+        has_steps = any("flow" in ending.run.owes for ending in group)
         timeout = timedelta(seconds=self._wait)
         outcomes = [ending.outcome for ending in group]
         finish = claims.finish(outcomes, timeout, is_simple=is_simple, has_steps=has_steps)

@@ -60,7 +60,7 @@ def look_after(
     async def scenario() -> bool:
         store = connect.async_store(mongo_uri, database_name)
         store.timeout = timedelta(seconds=1)
-        ledger = SimpleNamespace(has_flows=has_heard, running={})
+        ledger = SimpleNamespace(owing={"flow"} if has_heard else set(), running={})
         scope: Any = SimpleNamespace(store=store, ledger=ledger)
         janitor = FlowJanitor(scope, "incarnation")
         try:
@@ -68,7 +68,7 @@ def look_after(
                 await janitor.look_after(count)
         finally:
             await store.close()
-        return bool(ledger.has_flows)
+        return "flow" in ledger.owing
 
     return asyncio.run(scenario())
 

@@ -46,7 +46,6 @@ def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
         queue="default",
         name=name,
-        is_step=False,
         owes=frozenset(),
         took=None,
         run_id=name,
