@@ -14,7 +14,6 @@ from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
 from mtask.features.encryption.worker import Keys
-from mtask.features.flows.worker import FlowJanitor
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
@@ -192,8 +191,8 @@ class Assembly:
         lookups = Lookups(scope, admission, questions, inbox, pinger)
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
         batches = Batches(scope, queue, admission, inbox, ranks)
-        flows = FlowJanitor(scope, self.registrar.registration.incarnation)
-        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, flows, features.parts(scope))
+        upkept = features.parts(scope, self.registrar.registration.incarnation)
+        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, upkept)
         looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
         hearing = Hearing(scope, ranks, batches)
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mtask.app.app import App
 from mtask.features.callbacks import worker as callbacks
+from mtask.features.flows.worker import FlowPart
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
@@ -16,6 +17,6 @@ def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
     return callbacks.extended(app, options)
 
 
-def parts(scope: Scope) -> Sequence[Part]:
-    """Return the parts of a worker."""
-    return [callbacks.CallbackPart(scope)]
+def parts(scope: Scope, incarnation: str) -> Sequence[Part]:
+    """Return the parts of a worker. `incarnation`: that of the worker."""
+    return [FlowPart(scope, incarnation), callbacks.CallbackPart(scope)]

@@ -263,7 +263,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "what-is-owed-is-looked-for-seldom",
         "A worker that has heard of no flow and no chain finds what a dead worker owes after a minute, not after 20 s.",
-        (Edit(_JANITOR, "elif count % _OWED_EVERY == 0", "elif count % _ORPHANS_EVERY == 0"),),
+        (Edit(_JANITOR, "if count % _OWED_EVERY == 0 and", "if count % _ORPHANS_EVERY == 0 and"),),
         (f"{_JANITOR_TESTS}::test_a_worker_that_heard_of_no_flow_soon_finds_what_is_owed_and_seldom_looks_for_more",),
     ),
     Mutation(

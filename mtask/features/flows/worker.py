@@ -1,8 +1,6 @@
-"""The janitor of flows: does what a process left undone when it died, and notices that a flow has ended.
+"""Flows in a worker: does what a process left undone when it died, and notices that a flow has ended.
 
 It also says that values are lost that dead workers still owed, of any tasks: these have the same mark as changes.
-
-The loop in `Scans.run` calls it at intervals, and again after the database has failed.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from mtask.kernel.operations import transactions, workers
 from mtask.kernel.worker.discovery.reaper import Silence
 from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
@@ -29,9 +28,11 @@ _OWED_ROUNDS = 40
 #: each n-th scan looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute. So a
 #: flow in which no task owes anything is looked for as seldom.
 _OWED_EVERY, _ORPHANS_EVERY = 4, 12
+#: The fields of tasks that this part looks after.
+_FIELDS = frozenset({"flow", "chain"})
 
 
-class FlowJanitor:
+class FlowPart(Part):
     """Settles changes of steps that nobody has settled, and ends flows."""
 
     def __init__(self, scope: Scope, incarnation: str) -> None:
@@ -44,16 +45,16 @@ class FlowJanitor:
             scope.store, settling.settle_all, lambda task_id: task_id, "change of a step not settled"
         )
 
-    async def look_after(self, count: int) -> None:
-        """Do what is left undone in flows. `count` is the number of regular scans before this one.
+    async def upkeep(self, count: int, *, is_full: bool) -> None:
+        """Do what is left undone in flows.
 
         A database without flows only costs a look now and then: the change stream tells of new flows.
         """
-        if count % _ORPHANS_EVERY == 0:
-            await self.look_for_flows()
-        elif count % _OWED_EVERY == 0:
+        if is_full or count % _ORPHANS_EVERY == 0:
+            await self._look_for(finding.is_any())
+        if count % _OWED_EVERY == 0 and count % _ORPHANS_EVERY:
             await self._look_for(finding.is_any_owed())
-        if not self._ledger.has_flows:
+        if not self._has_flows:
             return
         await look_after("lost values", self._lose_values)
         await look_after("flows", self._settle_owed)
@@ -61,15 +62,17 @@ class FlowJanitor:
             await look_after("flows", self._decide_orphans)
             await look_after("flows", self._end_flows)
 
-    async def look_for_flows(self) -> None:
-        """Look whether the database holds flows, unless that is known."""
-        await self._look_for(finding.is_any())
+    @property
+    def _has_flows(self) -> bool:
+        """Whether the database is known to hold flows, or tasks that go on as others."""
+        return not self._ledger.owing.isdisjoint(_FIELDS)
 
     async def _look_for(self, question: Operation[bool]) -> None:
-        if self._ledger.has_flows:
+        if self._has_flows:
             return
         try:
-            self._ledger.has_flows = await self._store.run(question)
+            if await self._store.run(question):
+                self._ledger.owing.add("flow")
         except OperationFailed as error:
             warn_of_refusal("flows", error)
 

@@ -67,7 +67,7 @@ class Settler:
 
 # Work that another process left undone: done together where possible, and apart where one item holds up the others.
 #
-# The janitor of flows and the parts of features share this. A database without what they look after waits for none.
+# The parts of features share this. A database without what they look after waits for none.
 
 #: The time limit for one item alone, whose document may be locked, and the most items that are tried so at once.
 _ALONE_TIMEOUT, _MAX_ALONE = timedelta(seconds=1), 16

@@ -16,7 +16,7 @@ from mtask import Client, Flow
 from mtask.features.flows import finding
 from mtask.features.flows import settle as settling
 from mtask.features.flows import worker as flow_janitor
-from mtask.features.flows.worker import FlowJanitor
+from mtask.features.flows.worker import FlowPart
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import relays
@@ -52,7 +52,7 @@ _RARELY = flow_janitor._ORPHANS_EVERY
 def look_after(
     mongo_uri: str, database_name: str, counts: Sequence[int] = (_RARELY - 1,), *, has_heard: bool = True
 ) -> bool:
-    """Let the janitor of one worker look after the flows at these regular scans; return whether it knows of flows.
+    """Let one worker look after the flows at these regular scans; return whether it knows of flows.
 
     Each statement may take a second. `has_heard`: whether the worker has heard of a flow before.
     """
@@ -62,10 +62,10 @@ def look_after(
         store.timeout = timedelta(seconds=1)
         ledger = SimpleNamespace(owing={"flow"} if has_heard else set(), running={})
         scope: Any = SimpleNamespace(store=store, ledger=ledger)
-        janitor = FlowJanitor(scope, "incarnation")
+        part = FlowPart(scope, "incarnation")
         try:
             for count in counts:
-                await janitor.look_after(count)
+                await part.upkeep(count, is_full=False)
         finally:
             await store.close()
         return "flow" in ledger.owing
