@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
 from mtask.app.hooks import Hook
-from mtask.app.successes import Successes
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
@@ -157,8 +156,8 @@ class Assembly:
         keys = Keys(scope)
         admission = Admission(controls, limits, quarantine, keys)
         settlers = [Settler(scope.store, relay) for relay in relays.RELAYS]
-        finisher = Finisher(scope, pinger, limits, settlers, around.finish)
-        successes = Successes(self.app.handlers)
+        successes = features.successes(self.app.handlers)
+        finisher = Finisher(scope, pinger, limits, settlers, successes, around.finish)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )

@@ -11,7 +11,7 @@ _SETTLING = "mtask/features/flows/settle.py"
 _FINDING = "mtask/features/flows/finding.py"
 _STEPWISE = "tests/integration/features/flows/test_children.py"
 _CHILDREN_RUN = "tests/integration/features/flows/test_children_under_a_worker.py"
-_NEXT_RUN = "tests/integration/app/test_next.py"
+_NEXT_RUN = "tests/integration/features/flows/test_next.py"
 _PARITY = "tests/parity/test_changes_parity.py"
 
 CHILD_MUTATIONS = (

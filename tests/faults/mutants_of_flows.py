@@ -37,7 +37,7 @@ FLOW_MUTATIONS = (
         "A run that fails for lack of room in its flow is written in one statement with successes.",
         (Edit("mtask/kernel/worker/running/finisher.py", "if 0 < len(failed) < len(group):", "if False:"),),
         (
-            "tests/integration/app/test_next.py::"
+            "tests/integration/features/flows/test_next.py::"
             "test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on",
         ),
     ),

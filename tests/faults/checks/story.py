@@ -11,8 +11,8 @@ from typing import Any
 from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
-from mtask.app.next import Next, flow_part
 from mtask.features.flows import statements
+from mtask.features.flows.next import Next, flow_part
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.document.identity import stored_key

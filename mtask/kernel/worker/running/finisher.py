@@ -22,12 +22,11 @@ from mtask.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
     DocumentTooLarge,
-    InvalidFlow,
+    InvalidInput,
     MtaskError,
     NotStorable,
     OperationFailed,
 )
-from mtask.features.flows import publish
 from mtask.features.limits.worker import Limits
 from mtask.kernel.document.handlers import Around, Begun, leave, watch
 from mtask.kernel.document.status import RunStatus
@@ -39,6 +38,7 @@ from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.leases import Pinger
+from mtask.kernel.worker.running.outcomes import Successes, refusal
 from mtask.kernel.worker.running.run import HeldRun
 
 MAX_GROUP = 400
@@ -78,7 +78,7 @@ class Ending:
     watched: Begun = field(default_factory=list)
     #: Whether the outcome is a success that the short statement may write.
     is_short: bool = False
-    #: Whether the flow of a next task has counted it.
+    #: Whether a next task is counted where it needs room.
     has_room: bool = False
 
     @property
@@ -121,6 +121,7 @@ class Finisher:
         pinger: Pinger,
         limits: Limits,
         settlers: Sequence[Settler],
+        successes: Successes,
         middleware: Sequence[Around[FinishCall]] = (),
     ) -> None:
         """`settlers` tell others of the ends. `middleware` runs around the writing of each outcome."""
@@ -131,6 +132,7 @@ class Finisher:
         self._pinger = pinger
         self._limits = limits
         self._settlers = settlers
+        self._successes = successes
         self._worker_id = scope.worker_id
         self._middleware = middleware
         # Three lanes: failures and hand-backs must not wait behind many successes. Successes that owe
@@ -291,16 +293,16 @@ class Finisher:
         return accepted
 
     async def _make_room(self, group: list[Ending]) -> None:
-        """Have flows count the next tasks of these outcomes. Where a flow has no room, the run fails.
+        """Have the next tasks of these outcomes counted where they need room. Where there is none, the run fails.
 
         Its failure leaves the group, which holds successes: one statement writes either these or others.
         """
-        flows: dict[str, list[Ending]] = {}
+        rooms: dict[str, list[Ending]] = {}
         for ending in group:
-            key = None if ending.has_room else publish.flow_of(ending.outcome.next)
+            key = None if ending.has_room else self._successes.room_of(ending.outcome)
             if key is not None:
-                flows.setdefault(key, []).append(ending)
-        for key, endings in flows.items():
+                rooms.setdefault(key, []).append(ending)
+        for key, endings in rooms.items():
             await self._take_room(key, endings)
         failed = [ending for ending in group if not ending.is_success]
         if 0 < len(failed) < len(group):
@@ -310,8 +312,8 @@ class Finisher:
 
     async def _take_room(self, key: str, endings: Sequence[Ending]) -> None:
         try:
-            await self._store.run(publish.take(key, len(endings)))
-        except InvalidFlow as error:
+            await self._store.run(self._successes.take_room(key, len(endings)))
+        except InvalidInput as error:
             if len(endings) > 1:  # some of them may fit
                 for ending in endings:
                     await self._take_room(key, [ending])
@@ -444,8 +446,3 @@ def _is_about_value(error: MtaskError) -> bool:
 def _cannot_go_on(ending: Ending, error: MtaskError) -> bool:
     """Whether the server refuses that the task becomes INIT: somebody has broken the document during the run."""
     return not ending.is_success and not ending.outcome.final and _is_invalid(error)
-
-
-def refusal(run: HeldRun, reason: str) -> Outcome:
-    """Return a final failure for a value that cannot be stored: another run would return the same value."""
-    return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)

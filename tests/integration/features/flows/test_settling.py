@@ -14,7 +14,6 @@ from bson.binary import Binary
 from bson.timestamp import Timestamp
 from pymongo.errors import WriteError
 
-from mtask.app.next import Next
 from mtask.errors import InvalidParams, OperationFailed
 from mtask.features.flows import change as operating
 from mtask.features.flows import finding, retention
@@ -23,6 +22,7 @@ from mtask.features.flows import read as looking
 from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
 from mtask.features.flows import steps as changing
+from mtask.features.flows.next import Next
 from mtask.features.flows.publish import NewFlow, NewStep
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus

@@ -95,8 +95,7 @@ def _publishes() -> dict[str, object]:
         "flow room, counted anew": told(
             publishing.take("flow", 2), Written(), {"is_old": True, "task_cnt": 9_999}, 7, Written(1), Written(1)
         ),
-        "flow room for a next task": told(publishing.take_for(CHILD), Written(1)),
-        "flow room for a next task of none": told(publishing.take_for(NEXT_TASK)),
+        "flow room for a next task": told(publishing.take(CHILD.fixed["flow"]["key"], 1), Written(1)),
         "owed tasks": [
             flows.add([CHILD, NEXT_TASK], NOW),
             outbox.go_on(TWO, [CHILD, NEXT_TASK], NOW),
