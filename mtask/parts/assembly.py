@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
+from mtask.app.context import Context
 from mtask.app.hooks import Hook
+from mtask.app.middleware import RunCall, watch_finish
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
@@ -35,11 +38,12 @@ from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.accept import Adoption
-from mtask.kernel.worker.running.call import Caller, HandlerStores, Observers, RunOperations
+from mtask.kernel.worker.running.call import Caller, HandlerStores, RunOperations, Surroundings
 from mtask.kernel.worker.running.claim import Recovery, Sender
 from mtask.kernel.worker.running.claim_loop import Claimer
 from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.leases import Pinger
+from mtask.kernel.worker.running.run import HeldRun
 from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
@@ -157,23 +161,21 @@ class Assembly:
         admission = Admission(controls, limits, quarantine, keys)
         settlers = [Settler(scope.store, relay) for relay in relays.RELAYS]
         successes = features.successes(self.app.handlers)
-        finisher = Finisher(scope, pinger, limits, settlers, successes, around.finish)
+        watch = partial(watch_finish, around.finish, scope.worker_id)
+        finisher = Finisher(scope, pinger, limits, settlers, successes, watch)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )
         operations = RunOperations(self.connections.handlers, self.app.handlers)
         keeper = self._keeper()
         executors = self._executors(pinger, keeper)
-        caller = Caller(
-            scope.worker_id,
-            transactions,
-            pinger.expedite,
-            around.run,
-            self.values,
-            operations,
-            executors,
-            Observers(self.app.tracer, keeper),
-        )
+        tracer = self.app.tracer
+
+        def context(run: HeldRun) -> Context:
+            return Context(run, scope.worker_id, transactions, pinger.expedite, self.values, operations)
+
+        isolated = None if tracer is None else tracer.isolated
+        caller = Caller(Surroundings(context, RunCall, around.run, isolated), executors, keeper)
         runner = Runner(scope, pinger, limits, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)

@@ -21,8 +21,10 @@ from time import monotonic
 from typing import Any
 
 from mtask.app.app import App
+from mtask.app.context import Context
 from mtask.app.hooks import Started
 from mtask.app.loader import load_app
+from mtask.app.middleware import RunCall
 from mtask.errors import LeaseLost, RunCanceled
 from mtask.features.encryption.cipher import Sealer
 from mtask.features.encryption.settings import Encryption
@@ -35,7 +37,7 @@ from mtask.kernel.operations.claim import facts_of
 from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
 from mtask.kernel.worker.running import leases
-from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, Observers, RunOperations
+from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, RunOperations, Surroundings
 from mtask.kernel.worker.running.outcomes import MAX_REASON, Successes, name_of
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import RunTransactions, late_value
@@ -122,9 +124,12 @@ class Child:
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
         operations = RunOperations(stores, app.handlers)
-        values, around = self._started.values, app.around.run
-        observers = Observers(keeper=self._lines)
-        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations, observers=observers)
+        values = self._started.values
+
+        def context(run: HeldRun) -> Context:
+            return Context(run, worker_id, transactions, leases.expedite, values, operations)
+
+        self._caller = Caller(Surroundings(context, RunCall, app.around.run), keeper=self._lines)
         gc.collect()
         gc.freeze()
         self._channel.send({"kind": "ready"})

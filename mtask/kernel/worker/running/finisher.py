@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic
 
-from mtask.app.middleware import FinishCall
 from mtask.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
@@ -28,7 +27,7 @@ from mtask.errors import (
     OperationFailed,
 )
 from mtask.features.limits.worker import Limits
-from mtask.kernel.document.handlers import Around, Begun, leave, watch
+from mtask.kernel.document.handlers import Begun, leave
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.errors import VALIDATION
 from mtask.kernel.operations import claim as claims
@@ -122,9 +121,9 @@ class Finisher:
         limits: Limits,
         settlers: Sequence[Settler],
         successes: Successes,
-        middleware: Sequence[Around[FinishCall]] = (),
+        watch: Callable[[HeldRun, Outcome], Begun] | None = None,
     ) -> None:
-        """`settlers` tell others of the ends. `middleware` runs around the writing of each outcome."""
+        """`settlers` tell others of the ends. `watch` begins what runs around the writing of an outcome."""
         self._store = scope.store
         self._ledger = scope.ledger
         self._meter = scope.meter
@@ -133,8 +132,7 @@ class Finisher:
         self._limits = limits
         self._settlers = settlers
         self._successes = successes
-        self._worker_id = scope.worker_id
-        self._middleware = middleware
+        self._watch = watch
         # Three lanes: failures and hand-backs must not wait behind many successes. Successes that owe
         # others something need the general statement, which is long.
         self._successes, self._general, self._others = _Lane(), _Lane(), _Lane()
@@ -168,7 +166,7 @@ class Finisher:
             stored = replace(stored, traceparent=run.stored_trace["traceparent"])
         self._pending += 1
         self._idle.clear()
-        ending = Ending(run, stored, size, self._watched(run, outcome) if self._middleware else [])
+        ending = Ending(run, stored, size, [] if self._watch is None else self._watch(run, outcome))
         lane = self._others
         if ending.is_success:
             is_general = ending.is_general
@@ -179,11 +177,6 @@ class Finisher:
         lane.waiting.append(ending)
         if not (lane.in_flight and len(lane.waiting) < _MIN_FURTHER and lane.impatience is not None):
             self._launch()  # else the next group gathers already
-
-    def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
-        status, reason, returns = outcome.status, outcome.reason, outcome.returns
-        call = FinishCall(run.task, run.run_id, run.attempt, self._worker_id, status, reason, returns, run.trace)
-        return watch(self._middleware, call)
 
     def tell_of_end(self, run: HeldRun, *, goes_on: bool) -> None:
         """Settle what the end of a run owes to others, now that it is written.
