@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from mtask.features.flows.client import Flow
     from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState
+    from mtask.features.gathering.client import IfRunning
     from mtask.features.limits import explain as limits
     from mtask.features.limits.explain import PermitUse
     from mtask.features.logs import client as run_log_requests
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from mtask.kernel.document.options import TaskOptions
     from mtask.kernel.document.task import Task, WorkerDocument
     from mtask.kernel.driver.operation import Operation, T
-    from mtask.kernel.operations.publish import IfExists, IfRunning, Published
+    from mtask.kernel.operations.publish import IfExists, Published
     from mtask.search import by_queue, pages
     from mtask.search import counts as counting
     from mtask.search.by_queue import QueueCounts
