@@ -159,7 +159,7 @@ class Assembly:
         quarantine = Quarantine(scope.store, scope.worker_id)
         keys = Keys(scope)
         admission = Admission(controls, limits, quarantine, keys)
-        settlers = [Settler(scope.store, relay) for relay in relays.RELAYS]
+        settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
         successes = features.successes(self.app.handlers)
         watch = partial(watch_finish, around.finish, scope.worker_id)
         finisher = Finisher(scope, pinger, limits, settlers, successes, watch)

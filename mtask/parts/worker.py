@@ -12,6 +12,7 @@ from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.outcomes import Successes
+from mtask.parts.relays import RELAYS
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
@@ -26,4 +27,4 @@ def successes(handlers: Mapping[str, Handler]) -> Successes:
 
 def parts(scope: Scope, incarnation: str) -> Sequence[Part]:
     """Return the parts of a worker. `incarnation`: that of the worker."""
-    return [FlowPart(scope, incarnation), callbacks.CallbackPart(scope)]
+    return [FlowPart(scope, incarnation, RELAYS), callbacks.CallbackPart(scope)]

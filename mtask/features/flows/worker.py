@@ -6,9 +6,10 @@ It also says that values are lost that dead workers still owed, of any tasks: th
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -22,6 +23,7 @@ from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.bson import stored_size
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import transactions, workers
+from mtask.kernel.operations.relays import Relay, settle, settle_all
 from mtask.kernel.statements.outbox import OwedTask
 from mtask.kernel.worker.discovery.reaper import Silence
 from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
@@ -46,14 +48,15 @@ _FIELDS = frozenset({"flow", "chain"})
 class FlowPart(Part):
     """Settles changes of steps that nobody has settled, and ends flows."""
 
-    def __init__(self, scope: Scope, incarnation: str) -> None:
-        """`incarnation`: that of this worker."""
+    def __init__(self, scope: Scope, incarnation: str, relays: Sequence[Relay]) -> None:
+        """`incarnation`: that of this worker. `relays`: that of flows, and those that settle what follows from it."""
         self._incarnation = incarnation
+        self._relays = relays
         self._ledger = scope.ledger
         self._store = scope.store
         self._silence = Silence()
         self._owed: Undone[str] = Undone(
-            scope.store, settling.settle_all, lambda task_id: task_id, "change of a step not settled"
+            scope.store, partial(settle, relays), lambda task_id: task_id, "change of a step not settled"
         )
 
     async def upkeep(self, count: int, *, is_full: bool) -> None:
@@ -128,7 +131,7 @@ class FlowPart(Part):
         task_ids = await self._store.run(finding.orphans())
         if task_ids:
             decided = await self._store.run(settling.decide(task_ids))
-            await self._store.run(settling.settle_all(decided.further))
+            await self._store.run(settle_all(self._relays, decided.further))
 
 
 # --- going on --------------------------------------------------------------------------------------------

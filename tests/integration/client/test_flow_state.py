@@ -26,6 +26,7 @@ from mtask.kernel.driver.operation import Call, Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.statements.outbox import OwedTask
+from mtask.parts.relays import RELAYS
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
 from tests.integration import stores
@@ -273,7 +274,7 @@ def test_a_wait_goes_on_by_reading_if_it_may_not_follow_events(
 
 
 def client_free_cancel(store: SyncStore) -> None:
-    store.run(operating.cancel("f", everything=True))
+    store.run(operating.cancel("f", RELAYS, everything=True))
 
 
 # --- cancel ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from mtask.features.flows.worker import FlowPart
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import relays
+from mtask.parts import relays as listed
 from tests.clients import claim, succeed
 from tests.integration import stores
 from tests.mongo import Client as Mongo
@@ -62,7 +64,7 @@ def look_after(
         store.timeout = timedelta(seconds=1)
         ledger = SimpleNamespace(owing={"flow"} if has_heard else set(), running={})
         scope: Any = SimpleNamespace(store=store, ledger=ledger)
-        part = FlowPart(scope, "incarnation")
+        part = FlowPart(scope, "incarnation", listed.RELAYS)
         try:
             for count in counts:
                 await part.upkeep(count, is_full=False)
@@ -103,14 +105,12 @@ def test_a_locked_step_does_not_hold_up_other_flows(
 def test_an_error_that_nobody_foresaw_does_not_hold_up_other_flows(
     mongo_uri: str, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle_all = settling.settle_all
-
     def refusing(task_ids: Any) -> Any:
         if "work:f/a" in task_ids:
             raise AttributeError("nobody foresaw this")
-        return (yield from settle_all(task_ids))
+        return (yield from settling.settle_all(task_ids))
 
-    monkeypatch.setattr(settling, "settle_all", refusing)
+    monkeypatch.setattr(listed, "RELAYS", [replace(settling.RELAY, settle=refusing)])
     publish_ended(mongo_uri, store, "f", "g", "h")
     look_after(mongo_uri, store.database.name)
     assert [status(store, f"work:{key}/p") for key in "fgh"] == ["WAITING", "INIT", "INIT"]

@@ -166,6 +166,22 @@ def test_a_worker_looks_for_flows_when_its_stream_was_broken(mongo_uri: str, dat
     asyncio.run(scenario())
 
 
+def test_the_end_of_a_step_that_waits_for_a_failed_one_is_told_without_a_scan(
+    mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+            bench.stop_scans()
+            flow = Flow("f")
+            flow.add("b", "work", after=[flow.add("a", "fail")], callback={"url": "https://hooks.example.com/"})
+            await bench.client.publish_flow(flow)
+            await bench.status("work:f/b", "CANCELED")
+            deliveries = {"name": "mtask/callback"}
+            await until(lambda: bench.tasks.count_documents(deliveries) == 1, 30.0, "its delivery is published")
+
+    asyncio.run(scenario())
+
+
 def test_a_release_is_an_event_of_its_own(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app()) as bench:
