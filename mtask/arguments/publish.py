@@ -18,7 +18,8 @@ from mtask.errors import (
     NotStorable,
     shown,
 )
-from mtask.features.callbacks.rules import DELIVERY, CallbackRef, stored_callback
+from mtask.features.callbacks.rules import DELIVERY, stored_callback
+from mtask.features.callbacks.rules import CallbackRef as CallbackRef
 from mtask.features.gathering import client as gathering
 from mtask.features.gathering.client import GatherArguments, Naming, as_argument
 from mtask.kernel.document.handlers import Handler, handler_of

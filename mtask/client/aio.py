@@ -22,7 +22,7 @@ from mtask.lazy import LazyModule
 
 if TYPE_CHECKING:
     from mtask.arguments.pointers import TaskPointer
-    from mtask.arguments.publish import TaskRef
+    from mtask.arguments.publish import CallbackRef, TaskRef
     from mtask.client import versions, views
     from mtask.doctor import backlog, explain, position
     from mtask.doctor import checks as doctor
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mtask.features.audit_log.client import Action
     from mtask.features.bulk import client as bulk_requests
     from mtask.features.bulk.client import Bulk, BulkPlan
-    from mtask.features.callbacks.rules import CallbackRef
     from mtask.features.controls import client as control_requests
     from mtask.features.controls import purging as purging_requests
     from mtask.features.controls.rules import Control
