@@ -22,7 +22,7 @@ from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import relays
 from mtask.parts import relays as listed
-from tests.clients import claim, succeed
+from tests.clients import claim, fail, succeed
 from tests.integration import stores
 from tests.mongo import Client as Mongo
 
@@ -114,6 +114,17 @@ def test_an_error_that_nobody_foresaw_does_not_hold_up_other_flows(
     publish_ended(mongo_uri, store, "f", "g", "h")
     look_after(mongo_uri, store.database.name)
     assert [status(store, f"work:{key}/p") for key in "fgh"] == ["WAITING", "INIT", "INIT"]
+
+
+def test_what_ends_because_of_an_end_that_a_dead_process_left_is_told_at_once(mongo_uri: str, store: SyncStore) -> None:
+    with Client(mongo_uri, database=store.database.name) as client:
+        flow = Flow("f")
+        flow.add("p", "work", after=[flow.add("a", "work")], callback={"url": "https://hooks.example.com/"})
+        client.publish_flow(flow)
+    fail(store, "work:f/a", claim(store, "work:f/a"), final=True)
+    look_after(mongo_uri, store.database.name)
+    assert status(store, "work:f/p") == "CANCELED"
+    assert store.tasks.count_documents({"name": "mtask/callback"}) == 1
 
 
 def test_orphans_that_cannot_be_decided_do_not_hold_up_the_end_of_flows(
