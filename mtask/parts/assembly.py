@@ -43,7 +43,6 @@ from mtask.kernel.worker.running.claim import Recovery, Sender
 from mtask.kernel.worker.running.claim_loop import Claimer
 from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.kernel.worker.running.run import HeldRun
 from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
@@ -169,12 +168,15 @@ class Assembly:
         operations = RunOperations(self.connections.handlers, self.app.handlers)
         keeper = self._keeper()
         executors = self._executors(pinger, keeper)
-        tracer = self.app.tracer
-
-        def context(run: HeldRun) -> Context:
-            return Context(run, scope.worker_id, transactions, pinger.expedite, self.values, operations)
-
-        isolated = None if tracer is None else tracer.isolated
+        context = partial(
+            Context,
+            worker_id=scope.worker_id,
+            transactions=transactions,
+            on_progress=pinger.expedite,
+            values=self.values,
+            operations=operations,
+        )
+        isolated = None if self.app.tracer is None else self.app.tracer.isolated
         caller = Caller(Surroundings(context, RunCall, around.run, isolated), executors, keeper)
         runner = Runner(scope, pinger, limits, finisher, caller, successes)
         room = self._room(executors)

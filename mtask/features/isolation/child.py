@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -124,11 +125,14 @@ class Child:
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
         operations = RunOperations(stores, app.handlers)
-        values = self._started.values
-
-        def context(run: HeldRun) -> Context:
-            return Context(run, worker_id, transactions, leases.expedite, values, operations)
-
+        context = partial(
+            Context,
+            worker_id=worker_id,
+            transactions=transactions,
+            on_progress=leases.expedite,
+            values=self._started.values,
+            operations=operations,
+        )
         self._caller = Caller(Surroundings(context, RunCall, app.around.run), keeper=self._lines)
         gc.collect()
         gc.freeze()
