@@ -131,7 +131,7 @@ class Finisher:
         self._pinger = pinger
         self._limits = limits
         self._settlers = settlers
-        self._successes = successes
+        self._room_of, self._take_room_of = successes.room_of, successes.take_room
         self._watch = watch
         # Three lanes: failures and hand-backs must not wait behind many successes. Successes that owe
         # others something need the general statement, which is long.
@@ -292,7 +292,7 @@ class Finisher:
         """
         rooms: dict[str, list[Ending]] = {}
         for ending in group:
-            key = None if ending.has_room else self._successes.room_of(ending.outcome)
+            key = None if ending.has_room else self._room_of(ending.outcome)
             if key is not None:
                 rooms.setdefault(key, []).append(ending)
         for key, endings in rooms.items():
@@ -305,7 +305,7 @@ class Finisher:
 
     async def _take_room(self, key: str, endings: Sequence[Ending]) -> None:
         try:
-            await self._store.run(self._successes.take_room(key, len(endings)))
+            await self._store.run(self._take_room_of(key, len(endings)))
         except InvalidInput as error:
             if len(endings) > 1:  # some of them may fit
                 for ending in endings:

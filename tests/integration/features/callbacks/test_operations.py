@@ -466,10 +466,11 @@ def test_a_removal_that_cannot_tell_the_end_keeps_the_task(
 ) -> None:
     succeed(store, client)
 
-    def unavailable(task_ids: Any) -> Operation[None]:
+    def unavailable(task_ids: Any) -> Operation[list[str]]:
         if task_ids:
             raise DatabaseUnavailable("away")
         yield from ()
+        return []
 
     monkeypatch.setattr(relays, "RELAYS", [replace(callbacks.RELAY, settle=unavailable)])
     with pytest.raises((DatabaseUnavailable, TaskRunning)):
