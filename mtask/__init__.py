@@ -7,7 +7,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mtask.app.app import App
     from mtask.app.context import Context
-    from mtask.app.next import Next
     from mtask.arguments.publish import TaskSpec
     from mtask.client.aio import AsyncClient
     from mtask.client.sync import Client
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from mtask.features.flows.change import ChangedFlow
     from mtask.features.flows.client import Flow
     from mtask.features.flows.handler import Child
+    from mtask.features.flows.next import Next
     from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState, StepState
     from mtask.features.schedules.rules import Schedule
@@ -93,7 +93,7 @@ _MODULES = {
     "mtask.app.app": ("App",),
     "mtask.app.context": ("Context",),
     "mtask.features.flows.handler": ("Child",),
-    "mtask.app.next": ("Next",),
+    "mtask.features.flows.next": ("Next",),
     "mtask.client.aio": ("AsyncClient",),
     "mtask.features.flows.client": ("Flow",),
     "mtask.arguments.publish": ("TaskSpec",),

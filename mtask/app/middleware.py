@@ -28,25 +28,24 @@ The middleware that was registered first is the outermost. Without middleware, t
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mtask.arguments.publish import TaskSpec
 from mtask.errors import HandlerError
-from mtask.kernel.document.handlers import Around, leave, name_of, tell_of_failure
+from mtask.kernel.document.handlers import Around, AsyncAround, Begun, name_of, watch
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask, Task
 from mtask.kernel.document.values import Trace
 
 if TYPE_CHECKING:
-    from mtask.app.context import Context
+    from mtask.app.context import ActiveRun, Context
+    from mtask.kernel.statements.finish import Outcome
 
 #: The steps around which middleware can run. Clients take the step "publish", workers take "run" and "finish".
 Kind = Literal["publish", "run", "finish"]
 KINDS: tuple[Kind, ...] = ("publish", "run", "finish")
-
-AsyncAround = Callable[["RunCall"], AsyncGenerator[None, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class Middleware:
         return self._by_kind["publish"]
 
     @property
-    def run(self) -> Sequence[Around[RunCall] | AsyncAround]:
+    def run(self) -> Sequence[Around[RunCall] | AsyncAround[RunCall]]:
         """The middleware around each call of a handler."""
         return self._by_kind["run"]
 
@@ -178,47 +177,11 @@ class Middleware:
             own += [function for function in other._by_kind[kind] if function not in own]
 
 
-class Entered:
-    """The generators of the middleware around one run. Each waits at its `yield`. Some may be async."""
-
-    __slots__ = ("_begun",)
-
-    def __init__(self) -> None:
-        self._begun: list[Generator[None, Any, None] | AsyncGenerator[None, Any]] = []
-
-    async def enter(self, middleware: Sequence[Around[RunCall] | AsyncAround], call: RunCall) -> None:
-        """Run each middleware up to its `yield`, the outermost first.
-
-        The caller must always call `leave` afterwards, even if `enter` raises an exception.
-        """
-        for around in middleware:
-            begun = around(call)
-            try:
-                if isinstance(begun, Generator):
-                    next(begun)
-                else:
-                    await anext(begun)
-            except (StopIteration, StopAsyncIteration):
-                continue
-            self._begun.append(begun)
-
-    async def leave(self, result: Any, error: BaseException | None) -> None:
-        """Give the handler's result or exception to each middleware, the innermost first."""
-        for begun in reversed(self._begun):
-            if isinstance(begun, Generator):
-                leave([begun], result, error)
-            else:
-                await _leave_async(begun, result, error)
-
-
-async def _leave_async(begun: AsyncGenerator[None, Any], result: Any, error: BaseException | None) -> None:
-    try:
-        await (begun.asend(result) if error is None else begun.athrow(error))
-    except StopAsyncIteration:
-        return
-    except BaseException as other:
-        if other is not error:
-            tell_of_failure(begun, other)
-    else:
-        await begun.aclose()
-        tell_of_failure(begun, RuntimeError("it yields more than once, and is ended"))
+def watch_finish(middleware: Sequence[Around[FinishCall]], worker_id: str, run: ActiveRun, outcome: Outcome) -> Begun:
+    """Begin the middleware around the writing of this outcome."""
+    if not middleware:
+        return []
+    status, reason, returns = outcome.status, outcome.reason, outcome.returns
+    return watch(
+        middleware, FinishCall(run.task, run.run_id, run.attempt, worker_id, status, reason, returns, run.trace)
+    )

@@ -18,7 +18,8 @@ from mtask.errors import (
     NotStorable,
     shown,
 )
-from mtask.features.callbacks.rules import DELIVERY, CallbackRef, stored_callback
+from mtask.features.callbacks.rules import DELIVERY, stored_callback
+from mtask.features.callbacks.rules import CallbackRef as CallbackRef
 from mtask.features.gathering import client as gathering
 from mtask.features.gathering.client import GatherArguments, Naming, as_argument
 from mtask.kernel.document.handlers import Handler, handler_of
@@ -28,7 +29,7 @@ from mtask.kernel.document.options import DEFAULT_OPTION, OPTION_NAMES, TaskOpti
 from mtask.kernel.document.task import DEFAULT_QUEUE
 from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
-from mtask.kernel.operations.publish import IfExists, NewTask, Policy
+from mtask.kernel.operations.publish import IfExists, NewTask, Policy, PublishPolicy
 
 #: The name of a task, or the registered handler of that name.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
@@ -105,7 +106,7 @@ class TaskSpec:
         of = "" if self.tenant is None else f", tenant={self.tenant!r}"
         return f"TaskSpec({self.task!r}, key={self.key!r}{of})"
 
-    def prepare(self, policy: Policy = _KEEP, named: Naming = as_argument, tenant: str | None = None) -> NewTask:
+    def prepare(self, policy: PublishPolicy = _KEEP, named: Naming = as_argument, tenant: str | None = None) -> NewTask:
         """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`.
 
         `tenant` is the tenant of a spec that names none.
@@ -114,7 +115,7 @@ class TaskSpec:
         name = handler.name if handler else check_name(self.task)
         _check_ours(name)
         params = _checked_params(name, self.params)
-        collects = policy.gather is not None and policy.gather.kind == "calls"
+        collects = gathering.collects(policy)
         if collects:
             gathering.check_size(name, params)
         if handler and self.options:
@@ -152,7 +153,7 @@ def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[
     return entries_of(values_by_name({**taken, **(given or {})}, is_scalar))
 
 
-def prepare_many(specs: Iterable[TaskSpec], policy: Policy = _KEEP, tenant: str | None = None) -> list[NewTask]:
+def prepare_many(specs: Iterable[TaskSpec], policy: PublishPolicy = _KEEP, tenant: str | None = None) -> list[NewTask]:
     """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task.
 
     `tenant` is the tenant of the specs that name none.
@@ -177,8 +178,8 @@ def policy(
     not_update_running: bool,
     named: Naming = as_argument,
     **gathers: Unpack[GatherArguments],
-) -> Policy:
-    """Check the arguments about tasks that exist already; return them as a Policy. Messages name them by `named`."""
+) -> PublishPolicy:
+    """Check the arguments about tasks that exist already; return them as a policy. Messages name them by `named`."""
     cleans = f"{named('clean_failed')} and {named('clean_success')}"
     if if_exists not in ("keep", "update", "reject"):
         message = f'{named("if_exists")} is "keep", "update" or "reject", not {shown(if_exists)}'
@@ -186,15 +187,15 @@ def policy(
     if if_exists == "reject" and (clean_failed or clean_success):
         message = f"{named(_REJECT)} leaves an existing task alone: drop {cleans}."
         raise InvalidInput(message, field="if_exists")
-    gather, window = gathering.prepare(**gathers, named=named)
-    if (gather or window) and (if_exists != "keep" or clean_failed or clean_success or not_update_running):
+    own = gathering.prepare(**gathers, named=named)
+    if own is not None and (if_exists != "keep" or clean_failed or clean_success or not_update_running):
         raise InvalidInput(
             f"{named('debounce')}, {named('collect')}, {named('if_running')} and {named('window')} decide about an "
             f"existing task themselves: drop {named('if_exists')}, {named('clean_failed')}, {named('clean_success')} "
             f"and {named('not_update_running')}.",
             field="if_exists",
         )
-    return Policy(if_exists, clean_failed, clean_success, not_update_running, gather, window)
+    return own or Policy(if_exists, clean_failed, clean_success, not_update_running)
 
 
 def _start(start_time: datetime | None, delay: timedelta | float | None, named: Naming) -> datetime | timedelta | None:

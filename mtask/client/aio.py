@@ -22,7 +22,7 @@ from mtask.lazy import LazyModule
 
 if TYPE_CHECKING:
     from mtask.arguments.pointers import TaskPointer
-    from mtask.arguments.publish import TaskRef
+    from mtask.arguments.publish import CallbackRef, TaskRef
     from mtask.client import versions, views
     from mtask.doctor import backlog, explain, position
     from mtask.doctor import checks as doctor
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mtask.features.audit_log.client import Action
     from mtask.features.bulk import client as bulk_requests
     from mtask.features.bulk.client import Bulk, BulkPlan
-    from mtask.features.callbacks.rules import CallbackRef
     from mtask.features.controls import client as control_requests
     from mtask.features.controls import purging as purging_requests
     from mtask.features.controls.rules import Control
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from mtask.features.flows.client import Flow
     from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState
+    from mtask.features.gathering.client import IfRunning
     from mtask.features.limits import explain as limits
     from mtask.features.limits.explain import PermitUse
     from mtask.features.logs import client as run_log_requests
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from mtask.kernel.document.options import TaskOptions
     from mtask.kernel.document.task import Task, WorkerDocument
     from mtask.kernel.driver.operation import Operation, T
-    from mtask.kernel.operations.publish import IfExists, IfRunning, Published
+    from mtask.kernel.operations.publish import IfExists, Published
     from mtask.search import by_queue, pages
     from mtask.search import counts as counting
     from mtask.search.by_queue import QueueCounts

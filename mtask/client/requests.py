@@ -28,7 +28,6 @@ from mtask.errors import (
     PreconditionFailed,
     ResultLost,
     TaskCanceled,
-    TaskError,
     TaskFailed,
     TaskNotFinished,
     TaskNotFound,
@@ -42,9 +41,8 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change as queries
-from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations import workers
-from mtask.kernel.operations.publish import NewTask, Policy, Published
+from mtask.kernel.operations.publish import NewTask, Published, PublishPolicy
 from mtask.kernel.operations.relays import settle_all, settle_marked
 from mtask.kernel.statements import filters
 from mtask.kernel.statements.publish import NewParams
@@ -58,13 +56,11 @@ if TYPE_CHECKING:
     from mtask.features.events.task_events import TaskEvent
     from mtask.features.flows import change as flow_operating
     from mtask.features.flows import retention
-    from mtask.features.gathering import publish as gathering
     from mtask.parts import relays
 else:
     # A plain publish needs none of these.
     decrypting = LazyModule("mtask.features.encryption.reads")
     relays = LazyModule("mtask.parts.relays")
-    gathering = LazyModule("mtask.features.gathering.publish")
     unsealing = LazyModule("mtask.features.encryption.decrypt")
     retention = LazyModule("mtask.features.flows.retention")
     flow_operating = LazyModule("mtask.features.flows.change")
@@ -85,7 +81,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 
 def publish(
     spec: TaskSpec,
-    policy: Policy,
+    policy: PublishPolicy,
     middleware: PublishMiddleware = (),
     *,
     in_session: bool = False,
@@ -101,14 +97,7 @@ def publish(
         try:
             yield from workers.check_fields([prepared])
             (new,) = yield from sealing.seal_tasks([prepared])
-            if policy.gather is not None:
-                (result,) = yield from gathering.publish([new], policy.gather, in_session=in_session)
-                if isinstance(result, TaskError):
-                    raise result
-                return result
-            if policy.window is not None:
-                return (yield from gathering.publish_once_a_window(new, policy.window))
-            return (yield from publishing.publish(new, policy))
+            return (yield from policy.publish(new, in_session=in_session))
         except DatabaseUnavailable as error:
             _tell_keys(error, [spec], [prepared])
             raise
@@ -120,7 +109,7 @@ def publish(
 
 def publish_many(
     specs: Iterable[TaskSpec],
-    policy: Policy,
+    policy: PublishPolicy,
     middleware: PublishMiddleware = (),
     *,
     in_session: bool,
@@ -132,8 +121,6 @@ def publish_many(
         return within.publish_many(specs, middleware, then)
     specs = list(specs)
     prepared = prepare_many(specs, policy, tenant)
-    if policy.gather is not None and policy.gather.call_id is not None:
-        raise InvalidInput("call_id belongs to one call: publish these tasks one by one.", field="call_id")
 
     def operation() -> Operation[list[Any]]:
         if not prepared:
@@ -141,11 +128,7 @@ def publish_many(
         try:
             yield from workers.check_fields(prepared)
             new = yield from sealing.seal_tasks(prepared)
-            if policy.gather is not None:
-                return (yield from gathering.publish(new, policy.gather, in_session=in_session))
-            if policy.window is not None:
-                return (yield from gathering.publish_each_once_a_window(new, policy.window))
-            return (yield from publishing.publish_many(new, policy, in_session=in_session))
+            return (yield from policy.publish_many(new, in_session=in_session))
         except DatabaseUnavailable as error:
             _tell_keys(error, specs, prepared)
             raise

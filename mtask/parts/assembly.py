@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
+from mtask.app.context import Context
 from mtask.app.hooks import Hook
-from mtask.app.successes import Successes
+from mtask.app.middleware import RunCall, watch_finish
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
 from mtask.features.encryption.worker import Keys
-from mtask.features.flows.worker import FlowJanitor
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
@@ -37,7 +38,7 @@ from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.accept import Adoption
-from mtask.kernel.worker.running.call import Caller, HandlerStores, Observers, RunOperations
+from mtask.kernel.worker.running.call import Caller, HandlerStores, RunOperations, Surroundings
 from mtask.kernel.worker.running.claim import Recovery, Sender
 from mtask.kernel.worker.running.claim_loop import Claimer
 from mtask.kernel.worker.running.finisher import Finisher
@@ -157,25 +158,26 @@ class Assembly:
         quarantine = Quarantine(scope.store, scope.worker_id)
         keys = Keys(scope)
         admission = Admission(controls, limits, quarantine, keys)
-        settlers = [Settler(scope.store, relay) for relay in relays.RELAYS]
-        finisher = Finisher(scope, pinger, limits, settlers, around.finish)
-        successes = Successes(self.app.handlers)
+        settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
+        successes = features.successes(self.app.handlers)
+        watch = partial(watch_finish, around.finish, scope.worker_id)
+        finisher = Finisher(scope, pinger, limits, settlers, successes, watch)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )
         operations = RunOperations(self.connections.handlers, self.app.handlers)
         keeper = self._keeper()
         executors = self._executors(pinger, keeper)
-        caller = Caller(
-            scope.worker_id,
-            transactions,
-            pinger.expedite,
-            around.run,
-            self.values,
-            operations,
-            executors,
-            Observers(self.app.tracer, keeper),
+        context = partial(
+            Context,
+            worker_id=scope.worker_id,
+            transactions=transactions,
+            on_progress=pinger.expedite,
+            values=self.values,
+            operations=operations,
         )
+        isolated = None if self.app.tracer is None else self.app.tracer.isolated
+        caller = Caller(Surroundings(context, RunCall, around.run, isolated), executors, keeper)
         runner = Runner(scope, pinger, limits, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
@@ -192,8 +194,8 @@ class Assembly:
         lookups = Lookups(scope, admission, questions, inbox, pinger)
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
         batches = Batches(scope, queue, admission, inbox, ranks)
-        flows = FlowJanitor(scope, self.registrar.registration.incarnation)
-        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, flows, features.parts(scope))
+        upkept = features.parts(scope, self.registrar.registration.incarnation)
+        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, upkept)
         looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
         hearing = Hearing(scope, ranks, batches)
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)

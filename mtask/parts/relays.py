@@ -1,4 +1,7 @@
-"""The relays: who is told what tasks owe, by workers and clients alike, in this order."""
+"""The relays: who is told what tasks owe, by workers and clients alike, in this order.
+
+Those of flows come first, as ends of other tasks follow from what they settle.
+"""
 
 from __future__ import annotations
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mtask.app.app import App
 from mtask.features.callbacks import worker as callbacks
+from mtask.features.flows.worker import Chains, FlowPart
+from mtask.kernel.document.handlers import Handler
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.running.outcomes import Successes
+from mtask.parts.relays import RELAYS
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
@@ -16,6 +20,11 @@ def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
     return callbacks.extended(app, options)
 
 
-def parts(scope: Scope) -> Sequence[Part]:
-    """Return the parts of a worker."""
-    return [callbacks.CallbackPart(scope)]
+def successes(handlers: Mapping[str, Handler]) -> Successes:
+    """Return what judges the values that handlers return, in a worker and in its executors."""
+    return Successes(Chains(handlers))
+
+
+def parts(scope: Scope, incarnation: str) -> Sequence[Part]:
+    """Return the parts of a worker. `incarnation`: that of the worker."""
+    return [FlowPart(scope, incarnation, RELAYS), callbacks.CallbackPart(scope)]

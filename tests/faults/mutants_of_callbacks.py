@@ -150,9 +150,31 @@ CALLBACK_MUTATIONS = (
         ),
     ),
     Mutation(
+        "ends-that-follow-wait-for-a-scan",
+        "Who settles an end leaves the callbacks of the ends that follow from it to a scan.",
+        (Edit("mtask/kernel/operations/relays.py", "    if following:\n", "    if False:\n"),),
+        (
+            f"{_STORE}::test_a_client_tells_at_once_what_ends_because_of_its_cancel[a step]",
+            "tests/integration/features/flows/test_flows.py::"
+            "test_the_end_of_a_step_that_waits_for_a_failed_one_is_told_without_a_scan",
+        ),
+    ),
+    Mutation(
+        "canceled-flow-tells-nobody",
+        "The callbacks of the steps of a canceled flow wait for a scan.",
+        (
+            Edit(
+                "mtask/features/flows/change.py",
+                "        yield from settle_all(relays, [*ids, *owing])\n",
+                "        yield from settle_all(relays[:1], [*ids, *owing])\n",
+            ),
+        ),
+        (f"{_STORE}::test_a_client_tells_at_once_what_ends_because_of_its_cancel[a flow]",),
+    ),
+    Mutation(
         "marks-of-dead-workers-stay",
         "Callbacks have no part in a worker: what a dead process still owed is told by nobody.",
-        (Edit("mtask/parts/worker.py", "    return [callbacks.CallbackPart(scope)]\n", "    return []\n"),),
+        (Edit("mtask/parts/worker.py", ", callbacks.CallbackPart(scope)]\n", "]\n"),),
         ("tests/unit/house/test_parts.py::test_each_part_of_a_feature_is_listed",),
     ),
     # --- what may be called ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ _SETTLING = "mtask/features/flows/settle.py"
 _FINDING = "mtask/features/flows/finding.py"
 _STEPWISE = "tests/integration/features/flows/test_children.py"
 _CHILDREN_RUN = "tests/integration/features/flows/test_children_under_a_worker.py"
-_NEXT_RUN = "tests/integration/app/test_next.py"
+_NEXT_RUN = "tests/integration/features/flows/test_next.py"
 _PARITY = "tests/parity/test_changes_parity.py"
 
 CHILD_MUTATIONS = (
@@ -115,7 +115,7 @@ CHILD_MUTATIONS = (
         "Where there are no flows, no scan finds the next task that a dead worker owes.",
         (Edit(_FINDING, "hint=OWED_INDEX)) is not None", "hint=OWED_INDEX)) is ..."),
          Edit("mtask/kernel/worker/running/finisher.py",
-              "            self._ledger.has_flows = True\n", "            pass\n")),
+              '            self._ledger.owing.add("chain")', "            pass")),
         (f"{_NEXT_RUN}::test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another",),
     ),
     Mutation(

@@ -47,7 +47,7 @@ FLOW_REQUEST_MUTATIONS = (
     Mutation(
         "retry-flow-tells-nobody",
         "A retry of a flow opens steps and does not settle that, so a step whose dependency has just ended waits.",
-        (Edit(_OPERATING, "    yield from settling.settle_all(steps)\n", ""),),
+        (Edit(_OPERATING, "    yield from settle(relays, [*steps])\n", ""),),
         (f"{_TEST}::test_dependency_that_ends_while_a_step_is_retried_releases_it",),
     ),
     Mutation(

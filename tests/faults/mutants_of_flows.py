@@ -37,7 +37,7 @@ FLOW_MUTATIONS = (
         "A run that fails for lack of room in its flow is written in one statement with successes.",
         (Edit("mtask/kernel/worker/running/finisher.py", "if 0 < len(failed) < len(group):", "if False:"),),
         (
-            "tests/integration/app/test_next.py::"
+            "tests/integration/features/flows/test_next.py::"
             "test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on",
         ),
     ),
@@ -263,7 +263,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "what-is-owed-is-looked-for-seldom",
         "A worker that has heard of no flow and no chain finds what a dead worker owes after a minute, not after 20 s.",
-        (Edit(_JANITOR, "elif count % _OWED_EVERY == 0", "elif count % _ORPHANS_EVERY == 0"),),
+        (Edit(_JANITOR, "if count % _OWED_EVERY == 0 and", "if count % _ORPHANS_EVERY == 0 and"),),
         (f"{_JANITOR_TESTS}::test_a_worker_that_heard_of_no_flow_soon_finds_what_is_owed_and_seldom_looks_for_more",),
     ),
     Mutation(

@@ -8,6 +8,7 @@ _DERIVE = "mtask/kernel/statements/derive.py"
 _EVENTS = "mtask/features/events/task_events.py"
 _OPERATION = "mtask/features/gathering/publish.py"
 _PIPELINES = "mtask/kernel/statements/claim.py"
+_FINISH = "mtask/kernel/statements/finish.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
 _SHORT = "mtask/kernel/statements/short.py"
 _TWINS = "mtask/features/gathering/statements.py"
@@ -24,7 +25,7 @@ GATHERING_MUTATIONS = (
     Mutation(
         "finish-without-the-next-round",
         "What was published during a run is lost when the run ends.",
-        (Edit(_PIPELINES, '*derive_routinely(now), *goes_on, *open_next(now)]', '*derive_routinely(now), *goes_on]'),),
+        (Edit(_FINISH, '*derive_routinely(now), *goes_on, *open_next(now)]', '*derive_routinely(now), *goes_on]'),),
         (f"{_CALLS}::test_a_live_run_goes_on_and_the_task_runs_once_more",),
     ),
     Mutation(

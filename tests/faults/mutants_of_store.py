@@ -14,6 +14,7 @@ _EXPRESSIONS = "mtask/kernel/statements/expressions.py"
 _FILTERS = "mtask/kernel/statements/filters.py"
 _DERIVE = "mtask/kernel/statements/derive.py"
 _PIPELINES = "mtask/kernel/statements/claim.py"
+_FINISH = "mtask/kernel/statements/finish.py"
 _SHORT = "mtask/kernel/statements/short.py"
 _PUBLISHING = "mtask/kernel/operations/publish.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
@@ -45,7 +46,7 @@ STORE_MUTATIONS = (
         "A worker that lost its lease ends whatever run its task has now.",
         (
             Edit(_CLAIMS, _FINISH_GUARD, _FINISH_GUARD.replace("held_runs(task_ids, run_ids)", "by_ids(task_ids)")),
-            Edit(_PIPELINES, _CLOSES, _CLOSES_ANY),
+            Edit(_FINISH, _CLOSES, _CLOSES_ANY),
         ),
         (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",),
     ),
@@ -179,7 +180,7 @@ STORE_MUTATIONS = (
     Mutation(
         "finish-closes-every-run",
         "A finish closes the runs of all workers that hold the task.",
-        (Edit(_PIPELINES, _CLOSES, _CLOSES_ANY),),
+        (Edit(_FINISH, _CLOSES, _CLOSES_ANY),),
         (f"{_STORE_CLAIMS}::test_two_workers_at_once_where_two_must_succeed_and_no_third",),
     ),
     Mutation(
@@ -188,7 +189,7 @@ STORE_MUTATIONS = (
         (
             Edit(_FILTERS, 'return {**fence_of(task_ids, run_ids), "$expr": {"$gt": [{"$size": held}, 0]}}',
                  "return fence_of(task_ids, run_ids)"),
-            Edit(_PIPELINES, '[*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on,',
+            Edit(_FINISH, '[*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on,',
                  '[{"$set": change}, *derive_routinely(now), *goes_on,'),
         ),
         (
@@ -215,7 +216,7 @@ STORE_MUTATIONS = (
             Edit(_CLAIMS, _FINISH_GUARD, _FINISH_GUARD.replace(
                 "general", "guard = filters.by_ids(task_ids) if outcomes[0].status is RunStatus.CANCELED else guard\n"
                 "        general")),
-            Edit(_PIPELINES, _CLOSES,
+            Edit(_FINISH, _CLOSES,
                  f"{_CLOSES}\n    if outcomes[0].status is RunStatus.CANCELED:\n        {_CLOSES_ANY}"),
         ),
         (f"{_STORE_CLAIMS}::test_a_run_that_lost_its_lease_finishes_nothing",),
@@ -328,7 +329,7 @@ STORE_MUTATIONS = (
         "failures-not-counted",
         "A task that always fails is tried for ever.",
         (
-            Edit(_PIPELINES, 'change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}',
+            Edit(_FINISH, 'change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}',
                  'change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", {"$multiply": [one, 0]}]}'),
         ),
         (f"{_STORE_CLAIMS}::test_a_group_of_failures_and_runs_handed_back_gives_each_its_own_end",),
@@ -337,9 +338,9 @@ STORE_MUTATIONS = (
         "hand-back-counted",
         "A worker that stops uses up the retries of what it hands back.",
         (
-            Edit(_PIPELINES, "if any(outcome.status is RunStatus.FAIL for outcome in outcomes):",
+            Edit(_FINISH, "if any(outcome.status is RunStatus.FAIL for outcome in outcomes):",
                  "if outcomes[0].status is not RunStatus.SUCCESS:"),
-            Edit(_PIPELINES, "counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]",
+            Edit(_FINISH, "counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]",
                  "counted = [1 for outcome in outcomes]"),
         ),
         (f"{_STORE_CLAIMS}::test_a_run_handed_back_is_not_counted_and_claimable_at_once",),

@@ -12,7 +12,9 @@ _OPERATION = "mtask/kernel/driver/operation.py"
 _PERMITS = "mtask/features/limits/operations.py"
 _TARGETS = "mtask/features/limits/targets.py"
 _MEMORY = "mtask/features/controls/fair_turns.py"
-_NEXT = "mtask/app/next.py"
+_GATHERING = "mtask/features/gathering/publish.py"
+_NEXT = "mtask/features/flows/next.py"
+_REPLACES = "    replaces_options = "
 _QUEUE = "mtask/kernel/worker/discovery/buffer.py"
 _READERS = "mtask/features/events/readers.py"
 _SCANS = "mtask/features/controls/fair_scans.py"
@@ -100,11 +102,8 @@ TENANT_MUTATIONS = (
         "calls-that-gather-remove-tasks",
         "Who may only publish sets the retention of a task that exists, by a call that gathers.",
         (
-            Edit(
-                "mtask/kernel/operations/publish.py",
-                'self.if_exists == "update" or self.gather is not None or self.window is not None',
-                'self.if_exists == "update"',
-            ),
+            Edit(_GATHERING, f"a fresh one\n\n{_REPLACES}True", f"a fresh one\n\n{_REPLACES}False"),
+            Edit(_GATHERING, f"window: timedelta\n\n{_REPLACES}True", f"window: timedelta\n\n{_REPLACES}False"),
         ),
         (
             "tests/integration/web/test_admission.py::"

@@ -11,7 +11,7 @@ _KEEPER = "mtask/features/logs/worker.py"
 _LOGS = "mtask/features/logs/operations.py"
 _OTEL = "mtask/otel.py"
 _RUNNER = "mtask/kernel/worker/running/runner.py"
-_SUCCESSES = "mtask/app/successes.py"
+_CHAINS = "mtask/features/flows/worker.py"
 
 _SPANS = "tests/integration/app/test_otel.py"
 _KEPT = "tests/integration/features/logs/test_keeper.py"
@@ -26,7 +26,7 @@ TRACING_MUTATIONS = (
     Mutation(
         "next-task-without-a-link",
         "A next task does not get the span of the run that goes on.",
-        (Edit(_SUCCESSES, "run.run_id, run.stored_trace\n", "run.run_id\n"),),
+        (Edit(_CHAINS, "task, run.run_id, run.stored_trace)", "task, run.run_id)"),),
         (f"{_SPANS}::test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them",),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""What each change makes of a document, in Python on the pure rules: twin of `mtask.kernel.statements.claim`."""
+"""What each change makes of a document, in Python on the pure rules: twin of the pipelines in `mtask.kernel`."""
 
 from __future__ import annotations
 

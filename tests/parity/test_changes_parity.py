@@ -20,7 +20,7 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive
 from mtask.kernel.statements import publish as requests
-from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.finish import Outcome, finish
 from mtask.kernel.statements.outbox import OwedTask
 from tests.oracles import gathering
 from tests.parity import changes
@@ -183,7 +183,7 @@ def test_a_finish_closes_its_own_run_with_its_own_outcome(
     if not held:
         return
     ends = outcomes(random, held)
-    check(store, held, pipelines.finish(ends, NOW), changes.finish({end.task_id: end for end in ends}))
+    check(store, held, finish(ends, NOW), changes.finish({end.task_id: end for end in ends}))
 
 
 @_properties

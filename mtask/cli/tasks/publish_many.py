@@ -15,9 +15,10 @@ from mtask.cli.context import Cli
 from mtask.cli.output import clean, counted
 from mtask.client.sync import Client
 from mtask.errors import GatherConflict, GatherFull, InvalidInput, MtaskError, TaskExists
+from mtask.features.gathering.client import collects
 from mtask.kernel.document.options import check_option_names
 from mtask.kernel.driver.extended_json import parse_extended
-from mtask.kernel.operations.publish import Policy, Published
+from mtask.kernel.operations.publish import Published, PublishPolicy
 
 #: The most tasks in one call of the client's `publish_many`.
 BATCH = 1000
@@ -41,7 +42,7 @@ def word(result: object) -> str:
 
 
 def read(
-    text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any], policy: Policy
+    text: str, name: str | None, defaults: Mapping[str, Any], options: Mapping[str, Any], policy: PublishPolicy
 ) -> list[Numbered]:
     """Return the number and the task of each line. Raise InvalidInput for the first bad line, before any publish."""
     specs = []
@@ -61,9 +62,9 @@ def read(
     return specs
 
 
-def check_no_params(policy: Policy, wanted: str) -> None:
+def check_no_params(policy: PublishPolicy, wanted: str) -> None:
     """Check that a call may have no params; raise InvalidInput, which asks for what is wanted."""
-    if policy.gather is not None and policy.gather.kind == "calls":
+    if collects(policy):
         message = f"--collect adds the params of each call to a list: give {wanted}, or null if a call has none."
         raise InvalidInput(message, field="params")
 

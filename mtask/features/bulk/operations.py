@@ -148,7 +148,7 @@ def step(bulk_id: str, holder: str, relays: Sequence[Relay]) -> Operation[Step]:
     done, left = 0, len(ids)
     if flow_keys and bulk.action != "remove":
         own = {"$and": [filters.search({**criteria, "status": None}), in_time]}
-        done = yield from _change_flows(bulk.action, [*flow_keys.values()], {"$and": asked_for}, own)
+        done = yield from _change_flows(bulk.action, [*flow_keys.values()], relays, {"$and": asked_for}, own)
         unchanged = {**still, "task_state.cancel_requested": False, **filters.by_ids([*flow_keys])}
         left -= len(flow_keys) - (yield tasks("count_documents", unchanged))
         still["$and"].append({"_id": {"$nin": [*flow_keys]}})
@@ -176,7 +176,9 @@ def criteria_of(bulk: BulkDocument) -> Operation[Document]:
     return (yield from unsealing.open_criteria(bulk.id, parse_extended(bulk.criteria, "criteria")))
 
 
-def _change_flows(action: Action, keys: Sequence[Any], among: filters.Filter, own: filters.Filter) -> Operation[int]:
+def _change_flows(
+    action: Action, keys: Sequence[Any], relays: Sequence[Relay], among: filters.Filter, own: filters.Filter
+) -> Operation[int]:
     """Change all steps of these flows that are asked for, also beyond the batch; return their number.
 
     If a batch were settled before the next one, a step of a later batch would end by its dependency, or run as its
@@ -185,9 +187,9 @@ def _change_flows(action: Action, keys: Sequence[Any], among: filters.Filter, ow
     done = 0
     for key in sorted({key for key in keys if isinstance(key, str)}):
         if action == "cancel":
-            done += yield from operating.cancel_steps(key, among, own)
+            done += yield from operating.cancel_steps(key, relays, among, own)
         else:
-            done += len((yield from operating.retry_steps(key, among)))
+            done += len((yield from operating.retry_steps(key, relays, among)))
     return done
 
 

@@ -1,7 +1,8 @@
 """Changes of whole flows that a user asks for: cancel a flow, and retry its failed steps.
 
 Each batch of steps is one update with a guard. The changes are settled after all batches: a step that the user cancels
-then ends by the user's cancel, and not because a dependency was canceled a moment before.
+then ends by the user's cancel, and not because a dependency was canceled a moment before. `relays` settle them: that
+of flows, and those that tell others of the same ends.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 
 from mtask.errors import DependencyMissing
 from mtask.features.flows import read as reading
-from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
 from mtask.features.flows.read import BATCH, part_of, texts
 from mtask.features.flows.steps import change
 from mtask.kernel.document.task import MAX_STEPS
 from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.operations.relays import Relay, settle, settle_all
 from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.derive import Pipeline
@@ -44,7 +45,7 @@ class ChangedFlow:
     counts: dict[str, int]  #: the numbers of the flow's steps by status, after the call
 
 
-def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
+def cancel(key: str, relays: Sequence[Relay], *, everything: bool) -> Operation[ChangedFlow]:
     """Cancel the open steps of a flow, until a pass changes none; raise FlowNotFound.
 
     Without `everything`, the clean-up stays: the steps that run also after failures.
@@ -59,19 +60,19 @@ def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
         if not ids and not owing:
             break
         changed |= dict.fromkeys(ids)
-        yield from settling.settle_all([*ids, *owing])
+        yield from settle_all(relays, [*ids, *owing])
         changed |= dict.fromkeys((yield from _own(ids)))
     return (yield from _changed(key, changed))
 
 
-def cancel_steps(key: str, among: filters.Filter, own: filters.Filter) -> Operation[int]:
+def cancel_steps(key: str, relays: Sequence[Relay], among: filters.Filter, own: filters.Filter) -> Operation[int]:
     """Cancel those open steps of a flow that match `among`; return the number of steps that are canceled by it.
 
     `own` matches the steps whose ends are the user's. It must match those of `among`, whatever their status.
     """
     matched = {"$and": [flows.cancelable(key, everything=True), among]}
     ids = yield from _change_all(matched, requests.cancel(), _WAITING_FIRST)
-    yield from settling.settle_all(ids)
+    yield from settle_all(relays, ids)
     return len(ids) + len((yield from _own(ids, own)))
 
 
@@ -103,13 +104,13 @@ def _own(canceled: Sequence[str], among: filters.Filter | None = None) -> Operat
     return owned
 
 
-def retry(key: str) -> Operation[ChangedFlow]:
+def retry(key: str, relays: Sequence[Relay]) -> Operation[ChangedFlow]:
     """Open all FAIL and CANCELED steps of a flow again; raise FlowNotFound."""
     yield from reading.must_exist(key)
     failed = yield from _failed(key, {})
     for task_id, dependencies in failed.gone.items():
         raise DependencyMissing(task_id, dependencies)
-    ids = yield from _reopen(failed)
+    ids = yield from _reopen(failed, relays)
     return (yield from _changed(key, dict.fromkeys(ids)))
 
 
@@ -135,12 +136,12 @@ def _gone_and_waiting(rows: Sequence[Mapping[str, Any]]) -> Operation[tuple[dict
     return {task_id: ids for task_id, ids in gone.items() if ids}, waiting
 
 
-def retry_steps(key: str, among: filters.Filter) -> Operation[list[str]]:
+def retry_steps(key: str, relays: Sequence[Relay], among: filters.Filter) -> Operation[list[str]]:
     """Open those FAIL and CANCELED steps of a flow again that match `among`; return their ids.
 
     Those stay that lack a dependency.
     """
-    return (yield from _reopen((yield from _failed(key, among))))
+    return (yield from _reopen((yield from _failed(key, among)), relays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ def _failed(key: str, among: filters.Filter) -> Operation[_Failed]:
     return _Failed(matched, {row["_id"]: part_of(row) for row in rows}, gone, waiting)
 
 
-def _reopen(failed: _Failed) -> Operation[list[str]]:
+def _reopen(failed: _Failed, relays: Sequence[Relay]) -> Operation[list[str]]:
     """Open these steps of a flow again, but those that lack a dependency; return their ids.
 
     A step whose dependency is open, or is opened, too, waits for it again. A clean-up is opened after its dependencies:
@@ -180,7 +181,7 @@ def _reopen(failed: _Failed) -> Operation[list[str]]:
         now = [task_id for task_id in late if not awaited[task_id] & late] or [*late]  # a circle is malformed
         yield from _open(failed.matched, now, _WAIT_AGAIN)
         late -= {*now}
-    yield from settling.settle_all(steps)
+    yield from settle(relays, [*steps])
     return [*steps]
 
 

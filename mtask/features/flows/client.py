@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, get_args
 
 from mtask.arguments.middleware import PublishMiddleware, copied
-from mtask.arguments.publish import TaskRef, TaskSpec
+from mtask.arguments.publish import CallbackRef, TaskRef, TaskSpec
 from mtask.errors import (
     DatabaseBusy,
     DocumentTooLarge,
@@ -20,7 +20,6 @@ from mtask.errors import (
     OperationFailed,
     shown,
 )
-from mtask.features.callbacks.rules import CallbackRef
 from mtask.features.flows import publish as publishing
 from mtask.features.flows.publish import NewFlow, NewStep, PublishedFlow
 from mtask.kernel.document.handlers import Begun, enter, leave

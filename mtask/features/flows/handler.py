@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
-from mtask.app.next import flow_part, owed
 from mtask.arguments.middleware import copied
 from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
 from mtask.features.encryption import decrypt as unsealing
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.flows import children
+from mtask.features.flows.next import flow_part, owed
 from mtask.kernel.document.handlers import Handler, handler_of
 from mtask.kernel.document.identity import own_key
 from mtask.kernel.document.lookup import Lookup

@@ -20,7 +20,6 @@ from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import NewTask, milliseconds
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import publish as requests
-from mtask.kernel.statements.outbox import OwedTask
 
 Document = dict[str, Any]
 #: Time limit of a statement that reads or inserts all steps of a flow.
@@ -225,16 +224,3 @@ def take(key: str, count: int) -> Operation[None]:
             fresh = [{"$set": {"task_cnt": there, **used}}]
             yield places("update_one", {**place, "task_cnt": found["task_cnt"]}, fresh)
     raise DatabaseTimeout(f"the flow {key!r} is counted all the time")
-
-
-def flow_of(next_one: OwedTask | None) -> str | None:
-    """Return the key of the flow that must have room for this next task; None: there is no task, or no flow."""
-    part = None if next_one is None else next_one.fixed.get("flow")
-    return None if part is None else str(part["key"])
-
-
-def take_for(next_one: OwedTask | None) -> Operation[None]:
-    """Count a next task, if it is one of a flow; raise InvalidFlow if there is no room for it."""
-    key = flow_of(next_one)
-    if key is not None:
-        yield from take(key, 1)

@@ -17,6 +17,7 @@ from mtask.features.flows.views import FlowRow, FlowState
 from mtask.kernel.document.identity import check_key, is_text, prefix_of
 from mtask.kernel.document.status import FINAL
 from mtask.kernel.driver.operation import Operation
+from mtask.parts.relays import RELAYS
 
 #: While the flow's events are followed, the flow is also looked at again after this many seconds.
 _LOOK_EVERY = 30.0
@@ -49,12 +50,12 @@ def every(prefix: str | None, limit: int, tenant: str | None = None) -> Operatio
 
 def cancel(key: str, *, everything: bool) -> Operation[ChangedFlow]:
     """Cancel the open steps of a flow."""
-    return _sorted(operating.cancel(check_key(key), everything=everything))
+    return _sorted(operating.cancel(check_key(key), RELAYS, everything=everything))
 
 
 def retry(key: str) -> Operation[ChangedFlow]:
     """Open the FAIL and CANCELED steps of a flow again."""
-    return _sorted(operating.retry(check_key(key)))
+    return _sorted(operating.retry(check_key(key), RELAYS))
 
 
 def _sorted(operation: Operation[ChangedFlow]) -> Operation[ChangedFlow]:

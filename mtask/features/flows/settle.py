@@ -43,18 +43,21 @@ _VIEW = {
 }
 
 
-def settle_all(task_ids: Iterable[str]) -> Operation[None]:
-    """Settle the changes of these tasks, and the changes that follow from them."""
+def settle_all(task_ids: Iterable[str]) -> Operation[list[str]]:
+    """Settle the changes of these tasks, and the changes that follow from them; return the tasks of the latter."""
     waiting = [*dict.fromkeys(task_ids)]
+    following: dict[str, None] = {}
     for _ in range(2 * MAX_STEPS):
         if not waiting:
             break
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
         further = yield from settle(batch)
         waiting = [*dict.fromkeys([*waiting, *further])]
+        following |= dict.fromkeys(further)
+    return [*following]
 
 
-RELAY = Relay("owed_since", settle_all, lambda run, goes_on: run.is_step or goes_on)
+RELAY = Relay("owed_since", settle_all, lambda run, goes_on: "flow" in run.owes or goes_on)
 
 
 def settle(task_ids: Sequence[str]) -> Operation[list[str]]:

@@ -1,25 +1,37 @@
-"""The janitor of flows: does what a process left undone when it died, and notices that a flow has ended.
+"""Flows in a worker: tasks go on as others, what a dead process left undone is done, and the end of a flow is noticed.
 
 It also says that values are lost that dead workers still owed, of any tasks: these have the same mark as changes.
-
-The loop in `Scans.run` calls it at intervals, and again after the database has failed.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from time import monotonic
+from typing import Any
 
 from mtask.errors import OperationFailed
-from mtask.features.flows import finding, read, retention
+from mtask.features.flows import finding, publish, read, retention
 from mtask.features.flows import settle as settling
+from mtask.features.flows.handler import with_handler
+from mtask.features.flows.next import Next
+from mtask.kernel.document.handlers import Handler
+from mtask.kernel.document.status import RunStatus
+from mtask.kernel.driver.bson import stored_size
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import transactions, workers
+from mtask.kernel.operations.relays import Relay, settle, settle_all
+from mtask.kernel.statements.outbox import OwedTask
 from mtask.kernel.worker.discovery.reaper import Silence
 from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
 from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.running.outcomes import Judged, refusal, succeeded
+from mtask.kernel.worker.running.run import HeldRun
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
 _OWED_GRACE = timedelta(seconds=2)
@@ -29,31 +41,34 @@ _OWED_ROUNDS = 40
 #: each n-th scan looks for waiting tasks whose holder was removed, and for flows that have ended: once a minute. So a
 #: flow in which no task owes anything is looked for as seldom.
 _OWED_EVERY, _ORPHANS_EVERY = 4, 12
+#: The fields of tasks that this part looks after.
+_FIELDS = frozenset({"flow", "chain"})
 
 
-class FlowJanitor:
+class FlowPart(Part):
     """Settles changes of steps that nobody has settled, and ends flows."""
 
-    def __init__(self, scope: Scope, incarnation: str) -> None:
-        """`incarnation`: that of this worker."""
+    def __init__(self, scope: Scope, incarnation: str, relays: Sequence[Relay]) -> None:
+        """`incarnation`: that of this worker. `relays`: that of flows, and those that settle what follows from it."""
         self._incarnation = incarnation
+        self._relays = relays
         self._ledger = scope.ledger
         self._store = scope.store
         self._silence = Silence()
         self._owed: Undone[str] = Undone(
-            scope.store, settling.settle_all, lambda task_id: task_id, "change of a step not settled"
+            scope.store, partial(settle, relays), lambda task_id: task_id, "change of a step not settled"
         )
 
-    async def look_after(self, count: int) -> None:
-        """Do what is left undone in flows. `count` is the number of regular scans before this one.
+    async def upkeep(self, count: int, *, is_full: bool) -> None:
+        """Do what is left undone in flows.
 
         A database without flows only costs a look now and then: the change stream tells of new flows.
         """
-        if count % _ORPHANS_EVERY == 0:
-            await self.look_for_flows()
-        elif count % _OWED_EVERY == 0:
+        if is_full or count % _ORPHANS_EVERY == 0:
+            await self._look_for(finding.is_any())
+        if count % _OWED_EVERY == 0 and count % _ORPHANS_EVERY:
             await self._look_for(finding.is_any_owed())
-        if not self._ledger.has_flows:
+        if not self._has_flows:
             return
         await look_after("lost values", self._lose_values)
         await look_after("flows", self._settle_owed)
@@ -61,15 +76,17 @@ class FlowJanitor:
             await look_after("flows", self._decide_orphans)
             await look_after("flows", self._end_flows)
 
-    async def look_for_flows(self) -> None:
-        """Look whether the database holds flows, unless that is known."""
-        await self._look_for(finding.is_any())
+    @property
+    def _has_flows(self) -> bool:
+        """Whether the database is known to hold flows, or tasks that go on as others."""
+        return not self._ledger.owing.isdisjoint(_FIELDS)
 
     async def _look_for(self, question: Operation[bool]) -> None:
-        if self._ledger.has_flows:
+        if self._has_flows:
             return
         try:
-            self._ledger.has_flows = await self._store.run(question)
+            if await self._store.run(question):
+                self._ledger.owing.add("flow")
         except OperationFailed as error:
             warn_of_refusal("flows", error)
 
@@ -114,4 +131,52 @@ class FlowJanitor:
         task_ids = await self._store.run(finding.orphans())
         if task_ids:
             decided = await self._store.run(settling.decide(task_ids))
-            await self._store.run(settling.settle_all(decided.further))
+            await self._store.run(settle_all(self._relays, decided.further))
+
+
+# --- going on --------------------------------------------------------------------------------------------
+
+_TOO_LATE = "Next came after the transaction had committed: call context.set_result(Next(...)) in the block"
+
+
+class Chains:
+    """Lets tasks go on as others, by what handlers return or by `@app.task(next=...)`: the `Chaining` of a worker."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        """`handlers` holds the app's handlers by name: a next task that is given by name gets their defaults."""
+        self._handlers = handlers
+
+    def returned(self, run: HeldRun, value: Any) -> Judged | None:
+        """Return the outcome of a run that goes on, or that cannot. None: it does not go on."""
+        given = value if isinstance(value, Next) else None
+        if run.succeeded_in_transaction:
+            return None if given is None else (refusal(run, _TOO_LATE), 0)
+        next_one = self._next_by_name(run) if given is None else given
+        if next_one is None:
+            return None
+        outcome, size = succeeded(run, value if given is None else given.returns)
+        if outcome.status is not RunStatus.SUCCESS:
+            return outcome, size
+        try:
+            task = with_handler(next_one.task, self._handlers)
+            owed = next_one.prepare(run.task, task, run.run_id, run.stored_trace)
+            return replace(outcome, next=owed), size + stored_size(owed.fixed)
+        except Exception as error:
+            return refusal(run, f"the task cannot go on as {next_one.task!r}: {error}"), 0
+
+    @staticmethod
+    def _next_by_name(run: HeldRun) -> Next | None:
+        """Return the next task that `@app.task(next=...)` asks for. It has the same params."""
+        if run.handler.next is None:
+            return None
+        name = run.handler.next_name(None if run.task.flow is None else run.task.flow.key)
+        return None if name is None else Next(name, run.task.params)
+
+    def room_of(self, next_one: OwedTask) -> str | None:
+        """Return the key of the flow that must have room for this next task. None: it is of no flow."""
+        part = next_one.fixed.get("flow")
+        return None if part is None else str(part["key"])
+
+    def take_room(self, key: str, count: int) -> Operation[None]:
+        """Count so many next tasks of a flow; raise InvalidFlow if it has no room for them."""
+        return publish.take(key, count)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from mtask.errors import MAX_DELAY, InvalidInput, InvalidParams, shown
 from mtask.features.gathering.statements import MAX_GATHERED_BYTES
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import MAX_CALL_ID
 from mtask.kernel.driver.bson import stored_size
-from mtask.kernel.operations.publish import GatherPolicy, IfRunning, Policy, milliseconds
+from mtask.kernel.operations.publish import Policy, PublishPolicy, milliseconds
+from mtask.lazy import LazyModule
 
+if TYPE_CHECKING:
+    from mtask.features.gathering import publish as publishing
+else:
+    publishing = LazyModule("mtask.features.gathering.publish")  # a plain publish needs it not
+
+IfRunning = Literal["keep", "again"]
 #: Gives an argument the name that a message calls it by. The command line calls it by its flag.
 Naming: TypeAlias = Callable[[str], str]
 _LEAST = timedelta(milliseconds=1)
@@ -44,11 +51,11 @@ def prepare(
     call_id: str | None = None,
     *,
     named: Naming = as_argument,
-) -> tuple[GatherPolicy | None, timedelta | None]:
-    """Check the arguments; return how calls gather, and the window."""
+) -> PublishPolicy | None:
+    """Check the arguments; return the policy of calls that gather, or of a window. None: the publish is plain."""
     is_timed = debounce is not None or max_wait is not None or window is not None
     if collect is False and if_running == "keep" and call_id is None and not is_timed:
-        return None, None  # the commonest
+        return None  # the commonest
     given = {"debounce": debounce, "max_wait": max_wait, "window": window}
     if if_running not in ("keep", "again"):
         raise InvalidInput(f'if_running is "keep" or "again", not {shown(if_running)}.', field="if_running")
@@ -74,8 +81,16 @@ def prepare(
     if call_id is not None and (not isinstance(call_id, str) or not 0 < len(call_id) <= MAX_CALL_ID):
         message = f"{named('call_id')} is text of 1 to {MAX_CALL_ID} characters, not {shown(call_id)}."
         raise InvalidInput(message, field="call_id")
-    policy = GatherPolicy("calls" if collect else "latest", wait, most, call_id) if gathers else None
-    return policy, kept
+    if kept is not None:
+        return publishing.WindowPolicy(kept)
+    return publishing.GatherPolicy("calls" if collect else "latest", wait, most, call_id) if gathers else None
+
+
+def collects(policy: PublishPolicy) -> bool:
+    """Whether the params of all calls are collected in a list."""
+    if isinstance(policy, Policy):
+        return False
+    return isinstance(policy, publishing.GatherPolicy) and policy.kind == "calls"
 
 
 def _duration(field: str, given: Any, named: Naming) -> timedelta | None:
@@ -96,7 +111,7 @@ def _duration(field: str, given: Any, named: Naming) -> timedelta | None:
 
 
 def check_task(
-    policy: Policy,
+    policy: PublishPolicy,
     key: str | None,
     start_time: datetime | None,
     delay: timedelta | float | None,
@@ -104,22 +119,21 @@ def check_task(
     named: Naming = as_argument,
 ) -> None:
     """Check that a task fits the way in which it gathers; raise InvalidInput."""
-    gather = policy.gather
-    if gather is None and policy.window is None:
+    if isinstance(policy, Policy):
         return
     if key is None:
         which = ", ".join(named(name) for name in ("debounce", "collect", _AGAIN))
         message = f"give {named('key')}, too: {which} and {named('window')} are about the calls of one key."
         raise InvalidInput(message, field="key")
-    sets_start = gather is not None and (gather.debounce is not None or gather.kind == "calls")
+    sets_start = isinstance(policy, publishing.GatherPolicy) and (policy.debounce is not None or policy.kind == "calls")
     if sets_start and (start_time is not None or delay is not None):
         raise InvalidInput(
             f"{named('debounce')} and {named('collect')} set the start themselves: drop {named('delay')} and "
             f"{named('start_time')}.",
             field="delay",
         )
-    retained = option.retain_success_ms
-    if policy.window is not None and retained is not None and retained < milliseconds(policy.window):
+    retained, window = option.retain_success_ms, policy.window if isinstance(policy, publishing.WindowPolicy) else None
+    if window is not None and retained is not None and retained < milliseconds(window):
         raise InvalidInput(
             f"{named('retain_success_ms')} is shorter than {named('window')}: the task would be removed before, and "
             "then published anew.",

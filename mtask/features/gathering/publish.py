@@ -17,9 +17,10 @@ from pymongo import ReturnDocument
 from mtask.errors import DuplicateKey, GatherConflict, GatherFull, TaskError, TaskExists, WorkersTooOld
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
+from mtask.kernel.document.task import GatherKind
 from mtask.kernel.driver.operation import Operation, command, tasks
 from mtask.kernel.operations import workers
-from mtask.kernel.operations.publish import GatherPolicy, NewTask, Published, milliseconds
+from mtask.kernel.operations.publish import NewTask, Published, milliseconds
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
@@ -28,6 +29,49 @@ from mtask.kernel.statements.derive import Stage, close_lapsed, derive
 _RACES = 5
 _EXAMPLES = 5
 _WHAT = "publishing that gathers"
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPolicy:
+    """How calls under one key gather."""
+
+    kind: GatherKind
+    debounce: timedelta | None = None
+    max_wait: timedelta | None = None
+    call_id: str | None = None  #: None: a fresh one
+
+    replaces_options = True
+
+    def publish(self, task: NewTask, *, in_session: bool) -> Operation[Published]:
+        """Publish a call; raise a TaskError."""
+        (result,) = yield from publish([task], self, in_session=in_session)
+        if isinstance(result, TaskError):
+            raise result
+        return result
+
+    def publish_many(self, batch: Sequence[NewTask], *, in_session: bool) -> Operation[list[Any]]:
+        """Publish a call for each task."""
+        return publish(batch, self, in_session=in_session)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPolicy:
+    """A publish once a window: a task that has succeeded is kept so long.
+
+    Thereafter, and after another end, a publish renews it.
+    """
+
+    window: timedelta
+
+    replaces_options = True
+
+    def publish(self, task: NewTask, *, in_session: bool) -> Operation[Published]:
+        """Publish a task, unless a task of this key is open or has succeeded within the window."""
+        return publish_once_a_window(task, self.window)
+
+    def publish_many(self, batch: Sequence[NewTask], *, in_session: bool) -> Operation[list[Any]]:
+        """Publish each task so."""
+        return publish_each_once_a_window(batch, self.window)
 
 
 def publish(

@@ -17,13 +17,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from mtask.app.app import App
+from mtask.app.context import Context
 from mtask.app.hooks import Started
 from mtask.app.loader import load_app
-from mtask.app.successes import Successes
+from mtask.app.middleware import RunCall
 from mtask.errors import LeaseLost, RunCanceled
 from mtask.features.encryption.cipher import Sealer
 from mtask.features.encryption.settings import Encryption
@@ -36,11 +38,12 @@ from mtask.kernel.operations.claim import facts_of
 from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
 from mtask.kernel.worker.running import leases
-from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, Observers, RunOperations
-from mtask.kernel.worker.running.outcomes import MAX_REASON, name_of
+from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, RunOperations, Surroundings
+from mtask.kernel.worker.running.outcomes import MAX_REASON, Successes, name_of
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import RunTransactions, late_value
 from mtask.logs import RUN, RunMarks, first_of
+from mtask.parts import worker as features
 
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
@@ -118,13 +121,19 @@ class Child:
         self._stores = stores = HandlerStores(
             hello["uri"], hello["database"], f"mtask-worker:{worker_id}", _sealer_in(hello)
         )
-        self._successes = Successes(app.handlers)
+        self._successes = features.successes(app.handlers)
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
         operations = RunOperations(stores, app.handlers)
-        values, around = self._started.values, app.around.run
-        observers = Observers(keeper=self._lines)
-        self._caller = Caller(worker_id, transactions, leases.expedite, around, values, operations, observers=observers)
+        context = partial(
+            Context,
+            worker_id=worker_id,
+            transactions=transactions,
+            on_progress=leases.expedite,
+            values=self._started.values,
+            operations=operations,
+        )
+        self._caller = Caller(Surroundings(context, RunCall, app.around.run), keeper=self._lines)
         gc.collect()
         gc.freeze()
         self._channel.send({"kind": "ready"})
@@ -187,7 +196,7 @@ class Child:
             "trace": trace_message(run),
         }
         if run.succeeded_in_transaction:
-            done["late"], done["lost"] = late_value(run, called)
+            done["late"], done["lost"] = late_value(run, called, self._successes)
         else:
             is_known = issubclass(type(raised), LeaseLost | RunCanceled)  # `isinstance` would ask what was raised
             done["raised"] = None if raised is None else name_of(raised) if is_known else "other"

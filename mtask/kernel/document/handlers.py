@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -265,6 +265,7 @@ logger = SureLogger("mtask.middleware")
 Call = TypeVar("Call")
 Begun = list[Generator[None, Any, None]]
 Around = Callable[[Call], Generator[None, Any, None]]
+AsyncAround = Callable[[Call], AsyncGenerator[None, Any]]
 
 
 def enter(middleware: Sequence[Around[Call]], call: Call) -> Begun:
@@ -320,6 +321,52 @@ def leave(begun: Begun, result: Any, error: BaseException | None = None) -> None
         else:
             generator.close()
             logger.error("middleware yields more than once, it is ended", extra=fields(middleware=name_of(generator)))
+
+
+class Entered:
+    """The generators of the middleware around one run. Each waits at its `yield`. Some may be async."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self) -> None:
+        self._begun: list[Generator[None, Any, None] | AsyncGenerator[None, Any]] = []
+
+    async def enter(self, middleware: Sequence[Around[Call] | AsyncAround[Call]], call: Call) -> None:
+        """Run each middleware up to its `yield`, the outermost first.
+
+        The caller must always call `leave` afterwards, even if `enter` raises an exception.
+        """
+        for around in middleware:
+            begun = around(call)
+            try:
+                if isinstance(begun, Generator):
+                    next(begun)
+                else:
+                    await anext(begun)
+            except (StopIteration, StopAsyncIteration):
+                continue
+            self._begun.append(begun)
+
+    async def leave(self, result: Any, error: BaseException | None) -> None:
+        """Give the handler's result or exception to each middleware, the innermost first."""
+        for begun in reversed(self._begun):
+            if isinstance(begun, Generator):
+                leave([begun], result, error)
+            else:
+                await _leave_async(begun, result, error)
+
+
+async def _leave_async(begun: AsyncGenerator[None, Any], result: Any, error: BaseException | None) -> None:
+    try:
+        await (begun.asend(result) if error is None else begun.athrow(error))
+    except StopAsyncIteration:
+        return
+    except BaseException as other:
+        if other is not error:
+            tell_of_failure(begun, other)
+    else:
+        await begun.aclose()
+        tell_of_failure(begun, RuntimeError("it yields more than once, and is ended"))
 
 
 def tell_of_failure(middleware: object, error: BaseException) -> None:

@@ -17,7 +17,7 @@ from mtask.errors import DatabaseError, DocumentTooLarge
 from mtask.kernel.document import rules
 from mtask.kernel.document.identity import MAX_KEY_BYTES
 from mtask.kernel.document.options import TaskOption
-from mtask.kernel.document.parts import is_sealed, sealed_in
+from mtask.kernel.document.parts import OWING, is_sealed, sealed_in
 from mtask.kernel.document.status import FINAL, RunStatus
 from mtask.kernel.document.task import SCHEMA_VERSION, Run, StoredTask, known_option, runs_in
 from mtask.kernel.driver.bson import rough_size, with_zones
@@ -27,6 +27,7 @@ from mtask.kernel.operations import sessions
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters, short
+from mtask.kernel.statements import finish as ends
 from mtask.kernel.statements.claim import Kept
 from mtask.kernel.statements.derive import Pipeline
 from mtask.kernel.statements.finish import Outcome
@@ -151,7 +152,7 @@ def finish(
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):
         guard = filters.held_runs(task_ids, run_ids)
-        general = tasks("update_many", guard, pipelines.finish(outcomes), hint=BY_ID)
+        general = tasks("update_many", guard, ends.finish(outcomes), hint=BY_ID)
         closed_cnt += (yield general.within(timeout)).matched_count
     if closed_cnt == len(outcomes):
         return set(run_ids)
@@ -186,9 +187,7 @@ def run_statuses(
 
 def finish_in_transaction(outcome: Outcome) -> Operation[bool]:
     """Close one run in the caller's transaction; return whether the run still held its lease."""
-    result = yield tasks(
-        "update_one", filters.held_runs([outcome.task_id], [outcome.run_id]), pipelines.finish([outcome])
-    )
+    result = yield tasks("update_one", filters.held_runs([outcome.task_id], [outcome.run_id]), ends.finish([outcome]))
     return bool(result.matched_count)
 
 
@@ -321,9 +320,7 @@ class RunFacts(NamedTuple):
     ping_expire_time: datetime
     #: Whether the task wants one worker, and this run is its first, as far as the document tells.
     is_simple: bool
-    is_step: bool  #: whether the task is a step of a flow
-    is_chained: bool  #: whether another task went on as this one
-    owes: frozenset[str]  #: the fields of the task that say whom its end concerns
+    owes: frozenset[str]  #: those of the fields `OWING` that the task has
     due: datetime  #: the next_preempt_time that the task had when this run claimed it
     is_interrupted: bool  #: whether the run before this one lapsed or was handed back
 
@@ -344,9 +341,7 @@ def facts_of(task: StoredTask, run: Run) -> RunFacts:
         run.claim_time,
         run.ping_expire_time,
         is_simple,
-        task.flow is not None,
-        task.chain is not None,
-        frozenset(name for name in ("flow", "callback") if getattr(task, name) is not None),
+        frozenset(name for name in OWING if getattr(task, name) is not None),
         due,
         is_interrupted,
     )
@@ -414,7 +409,7 @@ def simple_facts(document: Document, run_id: str, worker_id: str, names: Contain
         return None
     # The constructor of a named tuple is a function in Python, and takes as long as half of the checks above.
     due = start or created
-    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, False, False, _NOBODY, due, False)
+    facts = (task_id, name, key, queue, checked, run_id, 1, claimed, expires, True, _NOBODY, due, False)
     return tuple.__new__(RunFacts, facts)
 
 

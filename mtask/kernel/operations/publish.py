@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pymongo import UpdateOne
 
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning
 from mtask.kernel.document.parts import OPTIONAL
-from mtask.kernel.document.task import GatherKind
 from mtask.kernel.driver.bson import as_sent
 from mtask.kernel.driver.operation import Operation, command, tasks
 from mtask.kernel.statements import expressions as x
@@ -22,7 +21,6 @@ from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
 
 IfExists = Literal["keep", "update", "reject"]
-IfRunning = Literal["keep", "again"]
 _RACES = 5
 _REPLACED = ("queue", "params", "task_option", *OPTIONAL)
 
@@ -83,14 +81,18 @@ class NewTask:
         return now + self.start if isinstance(self.start, timedelta) else self.start
 
 
-@dataclass(frozen=True, slots=True)
-class GatherPolicy:
-    """How calls under one key gather. See `mtask.features.gathering.publish`."""
+class PublishPolicy(Protocol):
+    """A way to publish tasks, of which some may exist already. `Policy` is the plain one; features have others."""
 
-    kind: GatherKind
-    debounce: timedelta | None = None
-    max_wait: timedelta | None = None
-    call_id: str | None = None  #: None: a fresh one
+    @property
+    def replaces_options(self) -> bool:
+        """Whether a publish may replace the options of an existing task."""
+
+    def publish(self, task: NewTask, *, in_session: bool) -> Operation[Published]:
+        """Publish one task; raise a TaskError. `in_session`: in a transaction of the caller."""
+
+    def publish_many(self, batch: Sequence[NewTask], *, in_session: bool) -> Operation[list[Any]]:
+        """Publish many tasks. Return one entry for each task, in order: its result, or its TaskError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,6 @@ class Policy:
     clean_failed: bool = False
     clean_success: bool = False
     not_update_running: bool = False
-    gather: GatherPolicy | None = None
-    #: The time for which a task that has succeeded is kept. Thereafter, and after another end, a publish renews it.
-    window: timedelta | None = None
 
     @property
     def changes_existing(self) -> bool:
@@ -113,7 +112,15 @@ class Policy:
     @property
     def replaces_options(self) -> bool:
         """Whether a publish may replace the options of an existing task."""
-        return self.if_exists == "update" or self.gather is not None or self.window is not None
+        return self.if_exists == "update"
+
+    def publish(self, task: NewTask, *, in_session: bool) -> Operation[Published]:
+        """Publish one task; raise TaskExists or TaskRunning."""
+        return publish(task, self)
+
+    def publish_many(self, batch: Sequence[NewTask], *, in_session: bool) -> Operation[list[Any]]:
+        """Publish many tasks. Return one entry for each task, in order: its result, a TaskExists or a TaskRunning."""
+        return publish_many(batch, self, in_session=in_session)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from mtask.kernel.driver.operation import Operation
 class Ended(Protocol):
     """What a relay knows of a run that has ended."""
 
-    is_step: bool
     owes: frozenset[str]
 
 
@@ -28,21 +27,29 @@ class Relay:
 
     #: The field that a task has while it owes something.
     mark: str
-    #: Settles what these tasks owe. Tasks that owe nothing are left out.
-    settle: Callable[[Sequence[str]], Operation[None]]
+    #: Settles what these tasks owe. Tasks that owe nothing are left out. Returns the tasks whose ends follow from it.
+    settle: Callable[[Sequence[str]], Operation[Sequence[str]]]
     #: Whether the end of a run may make its task owe something. The second argument: whether the task goes on.
     concerns: Callable[[Ended, bool], bool]
 
 
+def settle(relays: Sequence[Relay], task_ids: Sequence[str]) -> Operation[None]:
+    """Settle what these tasks owe by the first of these relays, and by the others what the ends owe that follow."""
+    first, *others = relays
+    following = yield from first.settle(task_ids)
+    if following:
+        yield from settle_all(others, following)
+
+
 def settle_all(relays: Sequence[Relay], task_ids: Sequence[str]) -> Operation[None]:
-    """Settle all that these tasks owe."""
-    for relay in relays:
-        yield from relay.settle(task_ids)
+    """Settle all that these tasks owe, and all that follows from it."""
+    for place in range(len(relays)):
+        yield from settle(relays[place:], task_ids)
 
 
 def settle_marked(relays: Sequence[Relay], document: Mapping[str, Any]) -> Operation[None]:
     """Settle what a task owes, as its document says. If the database fails, any worker does it within seconds."""
-    for relay in relays:
+    for place, relay in enumerate(relays):
         if document.get(relay.mark) is not None:
             with suppress(DatabaseError):
-                yield from relay.settle([document["_id"]])
+                yield from settle(relays[place:], [document["_id"]])

@@ -1,4 +1,4 @@
-"""Outcomes: how a run ends, and the fields that its end writes."""
+"""Outcomes: how a run ends, and the pipeline that writes its end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Literal
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import outbox, rules
-from mtask.kernel.statements.derive import Pipeline
+from mtask.kernel.statements.derive import Pipeline, close_lapsed, derive_routinely
 from mtask.kernel.statements.filters import OWES_VALUE, RUNS, Filter, by_ids
 from mtask.kernel.statements.outbox import OwedTask
+from mtask.kernel.statements.rounds import open_next
 
 
 # It is made for each run, and never changed. A frozen dataclass takes three times as long to make.
@@ -53,6 +54,52 @@ class Outcome:
         if self.conflict:
             merged["conflict"] = True
         return merged
+
+
+def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
+    """Close the runs that the outcomes name.
+
+    One pipeline closes the runs of several tasks. The server finds the place of each task by its `_id`, and takes its
+    outcome from a literal array at this place. There must be one outcome per task. Either all outcomes are successes,
+    or none is.
+    """
+    ids = [outcome.task_id for outcome in outcomes]
+    index = x.index_of_id(ids)
+    (are_successes,) = {outcome.status is RunStatus.SUCCESS for outcome in outcomes}
+
+    def mine(values: list[Any]) -> x.Expression:
+        return {"$arrayElemAt": [x.literal(values), "$$index"]}
+
+    closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}
+    if are_successes:
+        times: dict[str, Any] = {"success_time": now}
+    else:
+        delay = {"$ifNull": [mine([o.delay_ms for o in outcomes]), failure_delay(outcomes, mine, now)]}
+        times = {"fail_time": now, "retry_time": {"$ifNull": [x.add_ms(now, delay), "$$REMOVE"]}}
+    closed = {
+        "$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *reported_progress(outcomes, now)]
+    }
+    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
+    change: dict[str, Any] = {
+        "task_state.worker_states": {
+            "$let": {
+                "vars": {"index": index},
+                "in": {"$let": {"vars": {"runId": mine([o.run_id for o in outcomes])}, "in": runs}},
+            }
+        }
+    }
+    if any(outcome.status is RunStatus.FAIL for outcome in outcomes):
+        counted = [int(outcome.status is RunStatus.FAIL) for outcome in outcomes]
+        one = {"$let": {"vars": {"index": index}, "in": mine(counted)}}
+        change["task_state.failed_cnt"] = {"$add": [f"{x.STATE}.failed_cnt", one]}
+    if any(outcome.returns_owed_by for outcome in outcomes):
+        change["owed_since"] = x.later_than(x.OWED_SINCE, now)
+    nexts = [outcome.next for outcome in outcomes]
+    goes_on: Pipeline = []
+    if any(nexts):
+        change |= outbox.before_derived()
+        goes_on = outbox.go_on(ids, nexts, now)
+    return [*close_lapsed(now), {"$set": change}, *derive_routinely(now), *goes_on, *open_next(now)]
 
 
 def failure_delay(outcomes: Sequence[Outcome], mine: Any, now: x.Expression) -> x.Expression:

@@ -11,8 +11,8 @@ from typing import Any
 from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
-from mtask.app.next import Next, flow_part
 from mtask.features.flows import statements
+from mtask.features.flows.next import Next, flow_part
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.document.identity import stored_key
@@ -24,7 +24,7 @@ from mtask.kernel.statements import derive
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.derive import Pipeline
-from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.finish import Outcome, finish
 from mtask.kernel.statements.outbox import OwedTask
 from tests.faults.checks.written import Written
 from tests.faults.history import Call, Fault, History, Note, Operation, Version
@@ -251,7 +251,7 @@ class Story:
         outcome = Outcome(
             task_id, run_id, status, reason=reason, final=final, delay_ms=delay_ms, jitter=0.5, next=following
         )
-        self.apply(task_id, pipelines.finish([outcome], instant(self.now)))
+        self.apply(task_id, finish([outcome], instant(self.now)))
 
     def next_of(self, task_id: str, run_id: str, **options: Any) -> OwedTask:
         """Return the task as which a run wants to go on, and have its handler say so."""

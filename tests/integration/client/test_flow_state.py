@@ -26,6 +26,7 @@ from mtask.kernel.driver.operation import Call, Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.statements.outbox import OwedTask
+from mtask.parts.relays import RELAYS
 from tests.clients import AnyClient, claim, fail, succeed
 from tests.explaining import examined_by
 from tests.integration import stores
@@ -273,7 +274,7 @@ def test_a_wait_goes_on_by_reading_if_it_may_not_follow_events(
 
 
 def client_free_cancel(store: SyncStore) -> None:
-    store.run(operating.cancel("f", everything=True))
+    store.run(operating.cancel("f", RELAYS, everything=True))
 
 
 # --- cancel ---------------------------------------------------------------------------------------------------
@@ -440,7 +441,7 @@ def test_retry_of_a_flow_holds_when_another_settles_between_its_batches(
     end(store, "b", fails=True)
     monkeypatch.setattr(operating, "BATCH", 1)
     settled: list[str] = []
-    for call in each_sent(store, operating.retry("f")):
+    for call in each_sent(store, operating.retry("f", RELAYS)):
         if call.method == "update_many" and not settled:
             open_now = [step.step for step in reader.flow("f").steps if not step.is_ended and step.step != "clean"]
             settled += open_now
@@ -463,7 +464,7 @@ def test_failed_clean_up_waits_again_for_the_dependency_that_is_retried_with_it(
         end(store, step, fails=True)
     assert reader.flow("f").counts == {"FAIL": 3}
     monkeypatch.setattr(operating, "BATCH", 1)
-    for call in each_sent(store, operating.retry("f")):
+    for call in each_sent(store, operating.retry("f", RELAYS)):
         if call.method == "update_many":
             store.run(settling.settle_all([task_id(step) for step in steps]))
             assert statuses(reader)["settle"] != "INIT"
@@ -544,7 +545,7 @@ def test_dependency_that_ends_while_a_step_is_retried_releases_it(
     end(store, "c", fails=True)
     end(store, "clean")
     reader.rerun(NAME, "f/b")
-    again = operating.retry("f") if whole else requests.run_again(NAME, task_id("c"), everything=False)
+    again = operating.retry("f", RELAYS) if whole else requests.run_again(NAME, task_id("c"), everything=False)
     for call in each_sent(store, again):
         read_b = call.method == "command" and task_id("b") in str(call)
         if read_b and statuses(reader)["b"] == "INIT":

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mtask.kernel.document.status import RunStatus
-from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import finish
 from mtask.kernel.statements.finish import Outcome
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit
@@ -87,7 +86,7 @@ def committed(story: Story) -> tuple[str, str]:
     """Commit a SUCCESS whose value is still to come; return the task and the run."""
     task_id, run_id = story.running("quick")
     outcome = Outcome(task_id, run_id, RunStatus.SUCCESS, returns_owed_by="incarnation")
-    story.apply(task_id, pipelines.finish([outcome], instant(story.now)))
+    story.apply(task_id, finish.finish([outcome], instant(story.now)))
     story.wait(0.1)
     story.note("end", task_id, run_id)
     return task_id, run_id

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mtask.kernel.document.status import RunStatus
-from mtask.kernel.statements import claim as pipelines
-from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.finish import Outcome, finish
 from tests.faults import load
 from tests.faults.checks.scenes import Legal, Scene, Scenes, acquit, verdict_on
 from tests.faults.checks.story import Story, instant
@@ -198,8 +197,8 @@ def next_round_that_a_finish_does_not_begin(story: Story) -> None:
     run_id = begin(story)
     publish(story, "c2")
     story.note("end", TASK, run_id)
-    finish = pipelines.finish([Outcome(TASK, run_id, RunStatus.SUCCESS)], instant(story.now))
-    story.apply(TASK, finish[:-1])
+    ends = finish([Outcome(TASK, run_id, RunStatus.SUCCESS)], instant(story.now))
+    story.apply(TASK, ends[:-1])
 
 
 @SCENES.violate("wrong_rounds")
@@ -269,8 +268,8 @@ def list_that_has_ended_and_holds_the_next_one_up(story: Story) -> None:
     run_id = begin(story)
     publish(story, "c2", kind="calls")
     story.note("end", TASK, run_id)
-    finish = pipelines.finish([Outcome(TASK, run_id, RunStatus.SUCCESS)], instant(story.now))
-    story.apply(TASK, finish[:-1])
+    ends = finish([Outcome(TASK, run_id, RunStatus.SUCCESS)], instant(story.now))
+    story.apply(TASK, ends[:-1])
 
 
 @SCENES.violate("wrong_rounds")

@@ -43,7 +43,7 @@ _A_WALK = "our own walk's, which makes an operation"
 _OF_HANDLERS = "the worker begins and ends its handlers' transactions"
 #: What looks like the driver's and may stay, by module and expression.
 _ALLOWED = {
-    ("app/middleware.py", "begun.aclose"): "an async generator's",
+    ("kernel/document/handlers.py", "begun.aclose"): "an async generator's",
     ("cli/worker.py", "cli.command"): "Typer's",
     ("cli/options.py", "app.command"): "Typer's",
     ("cli/tasks/find.py", "client.find"): "our own client's",

@@ -34,7 +34,7 @@ def test_each_relay_of_a_feature_is_listed() -> None:
 
 
 def test_each_part_of_a_feature_is_listed() -> None:
-    listed = {type(part) for part in worker.parts(cast(Any, _Scope()))}
+    listed = {type(part) for part in worker.parts(cast(Any, _Scope()), "incarnation")}
     found = {
         one
         for module in modules("worker")

@@ -13,7 +13,6 @@ from time import monotonic
 from mtask.database import setup
 from mtask.errors import MtaskError, OperationFailed
 from mtask.features.controls.worker import Controls
-from mtask.features.flows.worker import FlowJanitor
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import MAX_ALL_PAUSE, Batches
@@ -50,7 +49,6 @@ class Scans:
         lookups: Lookups,
         ranks: Ranks,
         janitor: TaskJanitor,
-        flow_janitor: FlowJanitor,
         parts: Sequence[Part],
     ) -> None:
         self._scope = scope
@@ -62,7 +60,6 @@ class Scans:
         self._ranks = ranks
         self._roster = Roster(scope, ranks)
         self._janitor = janitor
-        self._flow_janitor = flow_janitor
         self._parts = parts
         self._wake = asyncio.Event()
         #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
@@ -273,7 +270,6 @@ class Scans:
             await self._full_upkeep()
         if is_full or count % _RECHECKED_EVERY == 0:
             await self._janitor.look_for_malformed()
-        await self._flow_janitor.look_after(count)
         for part in self._parts:
             await part.upkeep(count, is_full=is_full)
         if count % 2 == 0:
@@ -288,7 +284,6 @@ class Scans:
             self._is_setup_due = True
             self._wake.set()
         await self._janitor.note_unserved()
-        await self._flow_janitor.look_for_flows()
 
     async def _read_peers(self) -> None:
         if await self._roster.read_if_due():

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from mtask.errors import DatabaseTimeout, DatabaseUnavailable, MtaskError, OperationFailed
 from mtask.kernel.driver.operation import Operation, within
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.operations.relays import Relay
+from mtask.kernel.operations.relays import Relay, settle
 from mtask.kernel.worker.process.log import fields, logger, told
 
 #: The most ended tasks that are settled together.
@@ -25,8 +25,10 @@ _MAX_GROUP = 200
 class Settler:
     """Settles the ends of tasks in groups. While one group is under way, the next one gathers."""
 
-    def __init__(self, store: AsyncStore, relay: Relay) -> None:
-        self.relay = relay
+    def __init__(self, store: AsyncStore, relays: Sequence[Relay]) -> None:
+        """The first of these relays is that of this settler. The others settle what follows from the same ends."""
+        self.relay = relays[0]
+        self._relays = relays
         self._store = store
         self._waiting: dict[str, None] = {}
         self._under_way: asyncio.Task[None] | None = None
@@ -56,7 +58,7 @@ class Settler:
             for task_id in group:
                 del self._waiting[task_id]
             try:
-                await self._store.run(self.relay.settle(group))
+                await self._store.run(settle(self._relays, group))
             except MtaskError as error:
                 logger.warning(
                     "end of a task not settled, left to a scan", extra=fields(tasks=len(group), reason=told(error))
@@ -67,7 +69,7 @@ class Settler:
 
 # Work that another process left undone: done together where possible, and apart where one item holds up the others.
 #
-# The janitor of flows and the parts of features share this. A database without what they look after waits for none.
+# The parts of features share this. A database without what they look after waits for none.
 
 #: The time limit for one item alone, whose document may be locked, and the most items that are tried so at once.
 _ALONE_TIMEOUT, _MAX_ALONE = timedelta(seconds=1), 16

@@ -206,7 +206,7 @@ class StreamLoop:
 
     def _take_event(self, event: Event) -> bool:
         if event.begins_flow:
-            self._scope.ledger.has_flows = True
+            self._scope.ledger.owing.add("flow")
         if event.kind is EventKind.TASK_INSERTED and event.is_wanted:
             self._inbox.push(event.task_id, event.document or {}, is_simple=event.is_simple)
         elif event.kind is EventKind.TASK_CHANGED:
@@ -306,7 +306,7 @@ class Hearing:
 INTERVAL = 0.25
 #: Urgent tasks and schedules are looked for with each n-th look only. A look for urgent tasks passes the keys of the
 #: index that claims have removed, and the server keeps these for minutes. Each m-th look asks for a full scan, which
-#: also reads the live workers and looks for flows and what features have left.
+#: also reads the live workers and looks for what features have left.
 _URGENT_EVERY, _SCHEDULES_EVERY, _FULL_EVERY = 2, 4, 20
 
 

@@ -1,7 +1,8 @@
 """The seam between a worker and the features: a part of a feature overrides the hooks that it needs.
 
-`mtask.parts.worker` lists the parts. Who is told of the ends of tasks is a `Relay`, as clients need it, too. The
-statements have no hooks: each process must send the same ones, whatever it has loaded.
+`mtask.parts.worker` lists the parts. Two hooks stand beside them: who is told of the ends of tasks is a `Relay`, as
+clients need it, too; as what a task goes on is the `Chaining` of `Successes`, as executors need it, too. The statements
+have no hooks: each process must send the same ones, whatever it has loaded.
 """
 
 from __future__ import annotations

@@ -38,9 +38,7 @@ class Ledger:
         self.unserved_names: set[str] = set()
         #: The names of the data keys that this worker cannot use. "*": it has no keys at all.
         self.unusable_keys: set[str] = set()
-        #: Whether the database is known to hold flows, or tasks that go on as others.
-        self.has_flows = False
-        #: The fields by which the ends of tasks concern others, as far as this worker has met such tasks.
+        #: Those of the fields `OWING` that tasks of this database are known to have.
         self.owing: set[str] = set()
         #: Whether other live workers serve a queue of this worker, as far as it knows.
         self.has_peers = True
@@ -68,7 +66,6 @@ class Ledger:
     def hold(self, run: HeldRun) -> None:
         """Add a claimed run."""
         self._held[run.task_id] = run
-        self.has_flows |= run.is_step or run.is_chained
         self.owing |= run.owes
 
     def forget(self, run: HeldRun) -> None:

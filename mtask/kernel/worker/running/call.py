@@ -14,13 +14,9 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
-from mtask.app.context import Context, Transactions
-from mtask.app.middleware import Entered, RunCall
-from mtask.app.tracing import Tracer
 from mtask.errors import DatabaseUnavailable
 from mtask.features.encryption.cipher import Sealer
-from mtask.features.flows.handler import HandlerOperations
-from mtask.kernel.document.handlers import Handler, leave, watch
+from mtask.kernel.document.handlers import Around, Entered, Handler, leave, watch
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Operation, T
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
@@ -61,41 +57,28 @@ class Isolation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Observers:
-    """What observes the calls of handlers beside the middleware."""
+class Surroundings:
+    """What an app has around the calls of its handlers."""
 
-    tracer: Tracer | None = None
-    #: What keeps the lines that handlers log.
-    keeper: object | None = None
+    #: Makes the context of a run, which its handler gets.
+    context: Callable[[HeldRun], Any]
+    #: Makes what middleware gets of the context.
+    call: Callable[[Any], Any]
+    middleware: Sequence[Any] = ()  #: what runs around each call
+    #: Observes, in the worker, the calls of handlers that run in executors. There the middleware runs, too.
+    isolated: Around[Any] | None = None
 
 
 class Caller:
     """Calls handlers with their arguments and context."""
 
     def __init__(
-        self,
-        worker_id: str,
-        transactions: Transactions[HeldRun],
-        on_progress: Callable[[HeldRun], None],
-        middleware: Sequence[Any],
-        values: Mapping[Callable[..., Any], Any],
-        operations: HandlerOperations,
-        isolation: Isolation | None = None,
-        observers: Observers | None = None,
+        self, surroundings: Surroundings, isolation: Isolation | None = None, keeper: object | None = None
     ) -> None:
-        """`middleware` runs around each call. `values` holds the value of each of the app's hooks.
-
-        `isolation`: the executors, if some handlers run in them. There the middleware runs, too. `observers`: the
-        tracer observes the calls of these handlers from here.
-        """
-        self._worker_id = worker_id
-        self._transactions = transactions
-        self._on_progress = on_progress
-        self._middleware = middleware
-        self._values = values
-        self._operations = operations
+        """`isolation`: the executors, if some handlers run in them. `keeper` keeps the lines that handlers log."""
+        self._around = surroundings
         self._isolation = isolation
-        self._observers = observers or Observers()
+        self._keeper = keeper
         self._threads = Threads("mtask-handler")
 
     def close(self) -> None:
@@ -118,20 +101,21 @@ class Caller:
             return
         isolation = self.isolation_of(run)
         marks = run.marked()
-        marks.keeper = self._observers.keeper
+        marks.keeper = self._keeper
         if isolation is not None:
             await self._call_isolated(isolation, run, called)
             return
         # The asyncio task of the run has a context of its own. The threads of handlers get a copy.
         RUN.set(marks)
-        needs_context = run.handler.context_parameter is not None or self._middleware
-        context = self._context(run) if needs_context else None
-        if not self._middleware or context is None:
+        middleware = self._around.middleware
+        needs_context = run.handler.context_parameter is not None or middleware
+        context = self._around.context(run) if needs_context else None
+        if not middleware:
             await self._call(run, context, called)
             return
         entered = Entered()
         try:
-            await entered.enter(self._middleware, RunCall(context))
+            await entered.enter(middleware, self._around.call(context))
         except BaseException as error:
             called.raised = error
         else:
@@ -144,18 +128,16 @@ class Caller:
         return self._isolation if is_isolated else None
 
     async def _call_isolated(self, isolation: Isolation, run: HeldRun, called: Called) -> None:
-        tracer = self._observers.tracer
-        if tracer is None:
+        observe = self._around.isolated
+        if observe is None:
             await isolation.call(run, called)
             return
-        begun = watch((tracer.isolated,), RunCall(self._context(run)))  # a tracer that fails disturbs no run
+        call = self._around.call(self._around.context(run))
+        begun = watch((observe,), call)  # a tracer that fails disturbs no run
         await isolation.call(run, called)
         leave(begun, called.returned, called.raised)
 
-    def _context(self, run: HeldRun) -> Context:
-        return Context(run, self._worker_id, self._transactions, self._on_progress, self._values, self._operations)
-
-    async def _call(self, run: HeldRun, context: Context | None, called: Called) -> None:
+    async def _call(self, run: HeldRun, context: Any, called: Called) -> None:
         handler = run.handler
         try:
             arguments = handler.bind(run.params)

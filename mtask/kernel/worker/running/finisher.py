@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic
 
-from mtask.app.middleware import FinishCall
 from mtask.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
     DocumentTooLarge,
-    InvalidFlow,
+    InvalidInput,
     MtaskError,
     NotStorable,
     OperationFailed,
 )
-from mtask.features.flows import publish
 from mtask.features.limits.worker import Limits
-from mtask.kernel.document.handlers import Around, Begun, leave, watch
+from mtask.kernel.document.handlers import Begun, leave
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.errors import VALIDATION
 from mtask.kernel.operations import claim as claims
@@ -39,6 +37,7 @@ from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.leases import Pinger
+from mtask.kernel.worker.running.outcomes import Successes, refusal
 from mtask.kernel.worker.running.run import HeldRun
 
 MAX_GROUP = 400
@@ -78,7 +77,7 @@ class Ending:
     watched: Begun = field(default_factory=list)
     #: Whether the outcome is a success that the short statement may write.
     is_short: bool = False
-    #: Whether the flow of a next task has counted it.
+    #: Whether a next task is counted where it needs room.
     has_room: bool = False
 
     @property
@@ -121,9 +120,10 @@ class Finisher:
         pinger: Pinger,
         limits: Limits,
         settlers: Sequence[Settler],
-        middleware: Sequence[Around[FinishCall]] = (),
+        successes: Successes,
+        watch: Callable[[HeldRun, Outcome], Begun] | None = None,
     ) -> None:
-        """`settlers` tell others of the ends. `middleware` runs around the writing of each outcome."""
+        """`settlers` tell others of the ends. `watch` begins what runs around the writing of an outcome."""
         self._store = scope.store
         self._ledger = scope.ledger
         self._meter = scope.meter
@@ -131,8 +131,8 @@ class Finisher:
         self._pinger = pinger
         self._limits = limits
         self._settlers = settlers
-        self._worker_id = scope.worker_id
-        self._middleware = middleware
+        self._room_of, self._take_room_of = successes.room_of, successes.take_room
+        self._watch = watch
         # Three lanes: failures and hand-backs must not wait behind many successes. Successes that owe
         # others something need the general statement, which is long.
         self._successes, self._general, self._others = _Lane(), _Lane(), _Lane()
@@ -166,22 +166,17 @@ class Finisher:
             stored = replace(stored, traceparent=run.stored_trace["traceparent"])
         self._pending += 1
         self._idle.clear()
-        ending = Ending(run, stored, size, self._watched(run, outcome) if self._middleware else [])
+        ending = Ending(run, stored, size, [] if self._watch is None else self._watch(run, outcome))
         lane = self._others
         if ending.is_success:
             is_general = ending.is_general
             ending.is_short = run.is_simple and not is_general
             lane = self._general if is_general else self._successes
         if ending.goes_on:
-            self._ledger.has_flows = True
+            self._ledger.owing.add("chain")  # the next task has this field
         lane.waiting.append(ending)
         if not (lane.in_flight and len(lane.waiting) < _MIN_FURTHER and lane.impatience is not None):
             self._launch()  # else the next group gathers already
-
-    def _watched(self, run: HeldRun, outcome: Outcome) -> Begun:
-        status, reason, returns = outcome.status, outcome.reason, outcome.returns
-        call = FinishCall(run.task, run.run_id, run.attempt, self._worker_id, status, reason, returns, run.trace)
-        return watch(self._middleware, call)
 
     def tell_of_end(self, run: HeldRun, *, goes_on: bool) -> None:
         """Settle what the end of a run owes to others, now that it is written.
@@ -282,7 +277,7 @@ class Finisher:
         await self._make_room(group)
         sent = monotonic()
         is_simple = may_be_short and all(ending.is_short for ending in group)
-        has_steps = any(ending.run.is_step for ending in group)
+        has_steps = any("flow" in ending.run.owes for ending in group)
         timeout = timedelta(seconds=self._wait)
         outcomes = [ending.outcome for ending in group]
         finish = claims.finish(outcomes, timeout, is_simple=is_simple, has_steps=has_steps)
@@ -291,16 +286,16 @@ class Finisher:
         return accepted
 
     async def _make_room(self, group: list[Ending]) -> None:
-        """Have flows count the next tasks of these outcomes. Where a flow has no room, the run fails.
+        """Have the next tasks of these outcomes counted where they need room. Where there is none, the run fails.
 
         Its failure leaves the group, which holds successes: one statement writes either these or others.
         """
-        flows: dict[str, list[Ending]] = {}
+        rooms: dict[str, list[Ending]] = {}
         for ending in group:
-            key = None if ending.has_room else publish.flow_of(ending.outcome.next)
+            key = None if ending.has_room else self._room_of(ending.outcome)
             if key is not None:
-                flows.setdefault(key, []).append(ending)
-        for key, endings in flows.items():
+                rooms.setdefault(key, []).append(ending)
+        for key, endings in rooms.items():
             await self._take_room(key, endings)
         failed = [ending for ending in group if not ending.is_success]
         if 0 < len(failed) < len(group):
@@ -310,8 +305,8 @@ class Finisher:
 
     async def _take_room(self, key: str, endings: Sequence[Ending]) -> None:
         try:
-            await self._store.run(publish.take(key, len(endings)))
-        except InvalidFlow as error:
+            await self._store.run(self._take_room_of(key, len(endings)))
+        except InvalidInput as error:
             if len(endings) > 1:  # some of them may fit
                 for ending in endings:
                     await self._take_room(key, [ending])
@@ -444,8 +439,3 @@ def _is_about_value(error: MtaskError) -> bool:
 def _cannot_go_on(ending: Ending, error: MtaskError) -> bool:
     """Whether the server refuses that the task becomes INIT: somebody has broken the document during the run."""
     return not ending.is_success and not ending.outcome.final and _is_invalid(error)
-
-
-def refusal(run: HeldRun, reason: str) -> Outcome:
-    """Return a final failure for a value that cannot be stored: another run would return the same value."""
-    return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)

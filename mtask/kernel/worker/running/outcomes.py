@@ -9,7 +9,7 @@ import asyncio
 import random
 import traceback
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 from mtask.errors import (
     MAX_DELAY,
@@ -24,12 +24,16 @@ from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import Run
 from mtask.kernel.document.values import storable
 from mtask.kernel.driver.bson import stored_size
+from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import transactions
 from mtask.kernel.operations.publish import milliseconds
 from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.outbox import OwedTask
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 
+#: An outcome, and the size of what it stores in bytes.
+Judged: TypeAlias = tuple[Outcome, int]
 MAX_REASON = 2000
 _UNREADABLE = "(its text cannot be read)"
 _NAME, _QUALNAME = type.__dict__["__name__"], type.__dict__["__qualname__"]
@@ -53,6 +57,61 @@ class RaisedElsewhere(Exception):
 #: their cause may be in the handler itself.
 _CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
 _CONFLICT = "to be tried again: "
+
+
+class Chaining(Protocol):
+    """Lets tasks go on as other tasks: it judges what handlers return before anything else does."""
+
+    def returned(self, run: HeldRun, value: Any) -> Judged | None:
+        """Return what becomes of a run whose handler has returned this. None: it is a value, and the run ends here."""
+
+    def room_of(self, next_one: OwedTask) -> str | None:
+        """Return the key of what must have room for this next task. None: nothing must."""
+
+    def take_room(self, key: str, count: int) -> Operation[None]:
+        """Count so many next tasks; raise InvalidInput if there is no room for them."""
+
+
+class Successes:
+    """Makes the outcomes of runs whose handlers have ended."""
+
+    def __init__(self, chaining: Chaining) -> None:
+        self._chaining = chaining
+        self.take_room = chaining.take_room
+
+    def concluded(self, run: HeldRun, returned: Any, raised: BaseException | None) -> Judged:
+        """Return the outcome of a run whose handler has returned or raised this.
+
+        To read the one or the other runs code of the app. Whatever that raises, a SystemExit even, the run fails.
+        """
+        try:
+            if raised is not None:
+                return failed(run, raised), 0
+            return self.outcome(run, run.result if run.has_result else returned)
+        except BaseException as error:
+            logger.exception("outcome could not be made", extra=fields(task=run.task_id, run=run.run_id))
+            return refusal(run, f"what the handler returned or raised cannot be read: {describe(error)}"), 0
+
+    def outcome(self, run: HeldRun, returned: Any) -> Judged:
+        """Return a SUCCESS, or a final FAIL if the value or the next task cannot be stored."""
+        return self._chaining.returned(run, returned) or succeeded(run, returned)
+
+    def room_of(self, outcome: Outcome) -> str | None:
+        """Return the key of what must have room for the outcome's next task. None: nothing must."""
+        return None if outcome.next is None else self._chaining.room_of(outcome.next)
+
+
+def succeeded(run: HeldRun, returned: Any) -> Judged:
+    """Return the SUCCESS of a run with this value, or a final FAIL if it cannot be stored."""
+    value, size, refused = checked(returned)
+    if refused:
+        return refusal(run, refused), 0
+    return Outcome(run.task_id, run.run_id, RunStatus.SUCCESS, value), size
+
+
+def refusal(run: HeldRun, reason: str) -> Outcome:
+    """Return a final failure for a value that cannot be stored: another run would return the same value."""
+    return Outcome(run.task_id, run.run_id, RunStatus.FAIL, reason=reason, final=True)
 
 
 def checked(returned: Any) -> tuple[Any, int, str | None]:

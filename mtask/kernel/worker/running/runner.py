@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
-from mtask.app.successes import Successes
 from mtask.errors import DatabaseError, LeaseLost, MtaskError, RunCanceled
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.limits.worker import Limits
@@ -17,9 +16,9 @@ from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, Caller
-from mtask.kernel.worker.running.finisher import Finisher, refusal
+from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.kernel.worker.running.outcomes import ended
+from mtask.kernel.worker.running.outcomes import Successes, ended, refusal
 from mtask.kernel.worker.running.run import SILENT, EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import LateReturns, late_value
 from mtask.logs import RUN
@@ -165,7 +164,7 @@ class Runner:
         run.is_finishing = True
         self._release(run, is_closed=True)
         self._scope.meter.ended(run, RunStatus.SUCCESS)
-        value, lost = late_value(run, called)
+        value, lost = late_value(run, called, self._successes)
         if value is not None or run.owes_value:
             await self._returns.store(run, value, lost)
         self._finisher.tell_of_end(run, goes_on=run.goes_on)

@@ -16,12 +16,9 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-from mtask.app.next import Next
-from mtask.app.successes import Successes
-from mtask.errors import DatabaseUnavailable, Fail, InvalidFlow, LeaseLost, MtaskError, TransactionConflict
+from mtask.errors import DatabaseUnavailable, Fail, InvalidInput, LeaseLost, MtaskError, TransactionConflict
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.encryption.cipher import RETURNS
-from mtask.features.flows import publish
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.operation import Operation, within
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
@@ -33,7 +30,7 @@ from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, HandlerStores
-from mtask.kernel.worker.running.outcomes import ExecutorDied, checked, describe, name_of
+from mtask.kernel.worker.running.outcomes import ExecutorDied, Successes, describe, name_of
 from mtask.kernel.worker.running.run import HeldRun
 
 Documents = list[dict[str, object]]
@@ -110,7 +107,7 @@ class RunTransactions:
                     raise LeaseLost(run.task_id, run.run_id)
                 self._check_open(run, session)
                 outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
-                await store.run(_make_room(run, outcome))
+                await store.run(self._make_room(run, outcome))
                 await store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
                 self._succeeded(run, outcome)
@@ -152,7 +149,7 @@ class RunTransactions:
                     raise LeaseLost(run.task_id, run.run_id)
                 self._check_open(run, session)
                 outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
-                store.run(_make_room(run, outcome))
+                store.run(self._make_room(run, outcome))
                 store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
                 self._succeeded(run, outcome)
@@ -201,6 +198,16 @@ class RunTransactions:
         owed_by = None if run.has_result or run.handler.returns_nothing else self._incarnation
         return replace(outcome, progress=run.progress, returns_owed_by=owed_by)
 
+    def _make_room(self, run: HeldRun, success: Outcome) -> Operation[None]:
+        """Take the room that the next task needs. That is no part of the transaction: two would conflict."""
+        key = self._successes.room_of(success)
+        if key is None:
+            return
+        try:
+            yield from within(self._successes.take_room(key, 1), lambda: _time_left(run))
+        except InvalidInput as error:
+            raise Fail(f"the task cannot go on: {error}") from error
+
     def _succeeded(self, run: HeldRun, outcome: Outcome) -> None:
         run.goes_on, run.owes_value = outcome.next is not None, outcome.returns_owed_by is not None
         # This happens before the pings resume: the task has succeeded, so the run needs its lease no more.
@@ -237,14 +244,6 @@ class RunTransactions:
 def _renewal(run: HeldRun, session_id: UUID) -> Operation[Documents]:
     ping = claims.ping({run.run_id: run.task_id}, run.lease_ms, session_id=str(session_id))
     return within(ping, lambda: _time_left(run))
-
-
-def _make_room(run: HeldRun, success: Outcome) -> Operation[None]:
-    """Take room in the flow for the next task. That is no part of the transaction: two would conflict."""
-    try:
-        yield from within(publish.take_for(success.next), lambda: _time_left(run))
-    except InvalidFlow as error:
-        raise Fail(f"the task cannot go on: {error}") from error
 
 
 def _commit(run: HeldRun, success: Outcome) -> Operation[None]:
@@ -324,20 +323,20 @@ class LateReturns:
                 await asyncio.sleep(pauses.next())
 
 
-def late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
+def late_value(run: HeldRun, called: Called, successes: Successes) -> tuple[Any, str | None]:
     """Return the value that a handler returned after its transaction had committed, and why it cannot be stored.
 
     To read it runs code of the app. Whatever that raises, the value is lost.
     """
     try:
-        return _late_value(run, called)
+        return _late_value(run, called, successes)
     except BaseException as error:
         reason = f"what the handler returned or raised cannot be read: {describe(error)}"
         _say_lost(run, reason)
         return None, reason
 
 
-def _late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
+def _late_value(run: HeldRun, called: Called, successes: Successes) -> tuple[Any, str | None]:
     if called.lost is not None:
         return None, called.lost
     if called.raised is not None:
@@ -351,15 +350,10 @@ def _late_value(run: HeldRun, called: Called) -> tuple[Any, str | None]:
         return None, f"{what} after its transaction had committed"
     if run.has_result and not run.owes_value:
         return None, None  # the result is in the commit
-    returned = run.result if run.has_result else called.returned
-    if isinstance(returned, Next):
-        reason = "Next came after the transaction had committed: call context.set_result(Next(...)) in the block"
-        logger.error(reason, extra=fields(task=run.task_id, run=run.run_id))
-        return None, reason
-    value, _, refused = checked(returned)
-    if refused:
-        logger.error(refused, extra=fields(task=run.task_id, run=run.run_id))
-    return value, refused
+    outcome, _ = successes.outcome(run, run.result if run.has_result else called.returned)
+    if outcome.reason is not None:  # it is refused
+        logger.error(outcome.reason, extra=fields(task=run.task_id, run=run.run_id))
+    return outcome.returns, outcome.reason
 
 
 def _say_lost(run: HeldRun, reason: str) -> None:

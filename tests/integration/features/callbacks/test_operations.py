@@ -260,6 +260,25 @@ def test_a_client_tells_at_once_what_it_has_ended(store: SyncStore, client: Clie
     assert len(told(store)) == 1
 
 
+@pytest.mark.parametrize(
+    "cancel",
+    [
+        lambda client: client.cancel("first", "f/a"),
+        lambda client: client.cancel_flow("f"),
+        lambda client: client.run_bulk(client.plan_bulk("cancel", name="first").plan),
+    ],
+    ids=["a step", "a flow", "a bulk change"],
+)
+def test_a_client_tells_at_once_what_ends_because_of_its_cancel(
+    cancel: Callable[[Client], Any], store: SyncStore, client: Client
+) -> None:
+    flow = Flow("f")
+    flow.add("b", "second", after=[flow.add("a", "first", callback=TO)], callback=TO)
+    client.publish_flow(flow)
+    cancel(client)
+    assert told(store) == [("first:f/a", "CANCELED", 1), ("second:f/b", "CANCELED", 1)]
+
+
 def test_ends_that_nobody_asked_for_are_not_told(store: SyncStore, client: Client) -> None:
     client.publish("task", key="k", callback={"url": URL, "on": ["FAIL"]})
     end(store, "task:k")
@@ -447,10 +466,11 @@ def test_a_removal_that_cannot_tell_the_end_keeps_the_task(
 ) -> None:
     succeed(store, client)
 
-    def unavailable(task_ids: Any) -> Operation[None]:
+    def unavailable(task_ids: Any) -> Operation[list[str]]:
         if task_ids:
             raise DatabaseUnavailable("away")
         yield from ()
+        return []
 
     monkeypatch.setattr(relays, "RELAYS", [replace(callbacks.RELAY, settle=unavailable)])
     with pytest.raises((DatabaseUnavailable, TaskRunning)):

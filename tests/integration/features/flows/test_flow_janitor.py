@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,12 @@ from mtask import Client, Flow
 from mtask.features.flows import finding
 from mtask.features.flows import settle as settling
 from mtask.features.flows import worker as flow_janitor
-from mtask.features.flows.worker import FlowJanitor
+from mtask.features.flows.worker import FlowPart
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import relays
-from tests.clients import claim, succeed
+from mtask.parts import relays as listed
+from tests.clients import claim, fail, succeed
 from tests.integration import stores
 from tests.mongo import Client as Mongo
 
@@ -52,7 +54,7 @@ _RARELY = flow_janitor._ORPHANS_EVERY
 def look_after(
     mongo_uri: str, database_name: str, counts: Sequence[int] = (_RARELY - 1,), *, has_heard: bool = True
 ) -> bool:
-    """Let the janitor of one worker look after the flows at these regular scans; return whether it knows of flows.
+    """Let one worker look after the flows at these regular scans; return whether it knows of flows.
 
     Each statement may take a second. `has_heard`: whether the worker has heard of a flow before.
     """
@@ -60,15 +62,15 @@ def look_after(
     async def scenario() -> bool:
         store = connect.async_store(mongo_uri, database_name)
         store.timeout = timedelta(seconds=1)
-        ledger = SimpleNamespace(has_flows=has_heard, running={})
+        ledger = SimpleNamespace(owing={"flow"} if has_heard else set(), running={})
         scope: Any = SimpleNamespace(store=store, ledger=ledger)
-        janitor = FlowJanitor(scope, "incarnation")
+        part = FlowPart(scope, "incarnation", listed.RELAYS)
         try:
             for count in counts:
-                await janitor.look_after(count)
+                await part.upkeep(count, is_full=False)
         finally:
             await store.close()
-        return bool(ledger.has_flows)
+        return "flow" in ledger.owing
 
     return asyncio.run(scenario())
 
@@ -103,17 +105,26 @@ def test_a_locked_step_does_not_hold_up_other_flows(
 def test_an_error_that_nobody_foresaw_does_not_hold_up_other_flows(
     mongo_uri: str, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle_all = settling.settle_all
-
     def refusing(task_ids: Any) -> Any:
         if "work:f/a" in task_ids:
             raise AttributeError("nobody foresaw this")
-        return (yield from settle_all(task_ids))
+        return (yield from settling.settle_all(task_ids))
 
-    monkeypatch.setattr(settling, "settle_all", refusing)
+    monkeypatch.setattr(listed, "RELAYS", [replace(settling.RELAY, settle=refusing)])
     publish_ended(mongo_uri, store, "f", "g", "h")
     look_after(mongo_uri, store.database.name)
     assert [status(store, f"work:{key}/p") for key in "fgh"] == ["WAITING", "INIT", "INIT"]
+
+
+def test_what_ends_because_of_an_end_that_a_dead_process_left_is_told_at_once(mongo_uri: str, store: SyncStore) -> None:
+    with Client(mongo_uri, database=store.database.name) as client:
+        flow = Flow("f")
+        flow.add("p", "work", after=[flow.add("a", "work")], callback={"url": "https://hooks.example.com/"})
+        client.publish_flow(flow)
+    fail(store, "work:f/a", claim(store, "work:f/a"), final=True)
+    look_after(mongo_uri, store.database.name)
+    assert status(store, "work:f/p") == "CANCELED"
+    assert store.tasks.count_documents({"name": "mtask/callback"}) == 1
 
 
 def test_orphans_that_cannot_be_decided_do_not_hold_up_the_end_of_flows(

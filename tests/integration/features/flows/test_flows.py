@@ -133,13 +133,13 @@ def test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, make_app()) as bench:
             parts = bench.worker.parts
-            assert parts.scope.ledger.has_flows is False
+            assert not parts.scope.ledger.owing
             heard = parts.stream.event_cnt
             flow = Flow("f", queue="elsewhere")
             flow.add("b", "work", after=[flow.add("a", "work")])
             await bench.client.publish_flow(flow)
             await bench.heard(heard)
-            await until(lambda: parts.scope.ledger.has_flows, message="the worker knows")
+            await until(lambda: "flow" in parts.scope.ledger.owing, message="the worker knows")
             later = Flow("g")
             later.add("a", "work", delay=3600)
             await bench.client.publish_flow(later)
@@ -158,10 +158,26 @@ def test_a_worker_looks_for_flows_when_its_stream_was_broken(mongo_uri: str, dat
             flow = Flow("f", queue="elsewhere")
             flow.add("a", "work")
             await bench.client.publish_flow(flow)
-            await until(lambda: ledger.has_flows, message="the event")
-            ledger.has_flows = False
+            await until(lambda: "flow" in ledger.owing, message="the event")
+            ledger.owing.clear()
             scans.ask_full()
-            await until(lambda: ledger.has_flows, message="a full scan looks for flows")
+            await until(lambda: "flow" in ledger.owing, message="a full scan looks for flows")
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_step_that_waits_for_a_failed_one_is_told_without_a_scan(
+    mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
+    async def scenario() -> None:
+        async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+            bench.stop_scans()
+            flow = Flow("f")
+            flow.add("b", "work", after=[flow.add("a", "fail")], callback={"url": "https://hooks.example.com/"})
+            await bench.client.publish_flow(flow)
+            await bench.status("work:f/b", "CANCELED")
+            deliveries = {"name": "mtask/callback"}
+            await until(lambda: bench.tasks.count_documents(deliveries) == 1, 30.0, "its delivery is published")
 
     asyncio.run(scenario())
 

@@ -14,7 +14,6 @@ from bson.binary import Binary
 from bson.timestamp import Timestamp
 from pymongo.errors import WriteError
 
-from mtask.app.next import Next
 from mtask.errors import InvalidParams, OperationFailed
 from mtask.features.flows import change as operating
 from mtask.features.flows import finding, retention
@@ -23,6 +22,7 @@ from mtask.features.flows import read as looking
 from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
 from mtask.features.flows import steps as changing
+from mtask.features.flows.next import Next
 from mtask.features.flows.publish import NewFlow, NewStep
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
@@ -35,6 +35,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import transactions
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements.finish import Outcome
+from mtask.parts.relays import RELAYS
 from tests.clients import claim
 from tests.integration import stores
 from tests.mongo import Client, eventually
@@ -806,7 +807,7 @@ def test_fail_fast_and_a_cancel_go_past_a_step_that_cannot_be_changed(store: Syn
 def test_a_cancel_goes_past_a_step_that_cannot_be_changed(store: SyncStore) -> None:
     publish(store, {"a": [], "b": [], "c": ["b"], "d": []})
     damage(store, _id("c"), {"$unset": {"task_state.worker_states": 1}})
-    store.run(operating.cancel("f", everything=True))
+    store.run(operating.cancel("f", RELAYS, everything=True))
     assert statuses(store) == {"a": "CANCELED", "b": "CANCELED", "c": "FAIL", "d": "CANCELED"}
 
 
@@ -848,7 +849,7 @@ def finish_with_next(store: SyncStore, run_id: str) -> None:
 def test_a_cancel_of_the_flow_cancels_a_next_task_that_is_still_owed(store: SyncStore) -> None:
     publish(store, {"a": [], "p": ["a"]})
     finish_with_next(store, claim(store, _id("a")))
-    canceled = store.run(operating.cancel("f", everything=False))
+    canceled = store.run(operating.cancel("f", RELAYS, everything=False))
     assert canceled.counts == {"SUCCESS": 1, "CANCELED": 2}
     assert statuses(store) == {"a": "SUCCESS", "a/next-1": "CANCELED", "p": "CANCELED"}
 
@@ -856,7 +857,7 @@ def test_a_cancel_of_the_flow_cancels_a_next_task_that_is_still_owed(store: Sync
 def test_a_task_that_was_to_be_canceled_does_not_go_on(store: SyncStore) -> None:
     publish(store, {"a": [], "p": ["a"]})
     run_id = claim(store, _id("a"))
-    store.run(operating.cancel("f", everything=False))
+    store.run(operating.cancel("f", RELAYS, everything=False))
     finish_with_next(store, run_id)
     recover(store)
     assert statuses(store) == {"a": "SUCCESS", "p": "CANCELED"}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from mtask.features.gathering import publish as gathering
+from mtask.features.gathering.publish import GatherPolicy
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.operations.publish import GatherPolicy, NewTask, Published
+from mtask.kernel.operations.publish import NewTask, Published
 from tests.clients import claim, fail, succeed
 
 ID = "work:k"

@@ -24,7 +24,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive, short
 from mtask.kernel.statements import publish as requests
-from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.statements.finish import Outcome, finish
 from tests.oracles import gathering as rules
 from tests.parity import changes
 from tests.parity.cases import NOW, SCALE, Document, bare, parsed, randoms
@@ -152,7 +152,7 @@ class History:
             guard = short.held_alone([outcome], self.now)
             is_done = self.apply(short.succeed([outcome], self.now), changes.finish({ID: outcome}), guard)
         if not is_done and run_id in live:
-            is_done = self.apply(pipelines.finish([outcome], self.now), changes.finish({ID: outcome}))
+            is_done = self.apply(finish([outcome], self.now), changes.finish({ID: outcome}))
         assert is_done is (run_id in live)
         params = self.held.pop(run_id)["params"]
         if is_done and status is RunStatus.SUCCESS:

@@ -107,7 +107,7 @@ def sizes_of(worker: Any) -> dict[str, int]:
         "runs": len(ledger.running) + len(ledger._held),
         "claims": len(ledger.claiming) + claims,
         "slots": len(ledger.claiming) + parts.slots.running_cnt,
-        "suspensions": len(parts.runner._caller._transactions._suspensions),
+        "suspensions": len(parts.runner._caller._around.context.keywords["transactions"]._suspensions),
         "hints": len(questions.suspects) + len(questions.holders) + len(questions._missed) + len(questions.due),
         "endings": finisher.pending + sum(len(lane.waiting) + len(lane.in_flight) for lane in finisher._lanes),
         "queue": len(parts.queue),

@@ -37,6 +37,7 @@ from tests.unit.house.sent.parts import (
 
 _AT = Timestamp(1_893_553_445, 1)
 _SECOND = timedelta(seconds=1)
+_OWN = (settling.RELAY,)
 
 
 def cases() -> dict[str, object]:
@@ -95,8 +96,7 @@ def _publishes() -> dict[str, object]:
         "flow room, counted anew": told(
             publishing.take("flow", 2), Written(), {"is_old": True, "task_cnt": 9_999}, 7, Written(1), Written(1)
         ),
-        "flow room for a next task": told(publishing.take_for(CHILD), Written(1)),
-        "flow room for a next task of none": told(publishing.take_for(NEXT_TASK)),
+        "flow room for a next task": told(publishing.take(CHILD.fixed["flow"]["key"], 1), Written(1)),
         "owed tasks": [
             flows.add([CHILD, NEXT_TASK], NOW),
             outbox.go_on(TWO, [CHILD, NEXT_TASK], NOW),
@@ -235,9 +235,11 @@ def _reads() -> dict[str, object]:
 
 def _changes() -> dict[str, object]:
     return {
-        "flow canceled": told(operating.cancel("flow", everything=True), {"_id": "x"}, [{"_id": "task:k"}], Written(1)),
+        "flow canceled": told(
+            operating.cancel("flow", _OWN, everything=True), {"_id": "x"}, [{"_id": "task:k"}], Written(1)
+        ),
         "flow canceled but the clean-up": told(
-            operating.cancel("flow", everything=False),
+            operating.cancel("flow", _OWN, everything=False),
             {"_id": "x"},
             [{"_id": "task:k"}],
             Written(1),
@@ -247,7 +249,7 @@ def _changes() -> dict[str, object]:
             [{"_id": "other:m"}],
         ),
         "flow steps canceled": told(
-            operating.cancel_steps("flow", {"queue": "mail"}, {"queue": {"$in": ["mail"]}}),
+            operating.cancel_steps("flow", _OWN, {"queue": "mail"}, {"queue": {"$in": ["mail"]}}),
             [{"_id": "task:k"}],
             Written(1),
             [],
@@ -255,7 +257,7 @@ def _changes() -> dict[str, object]:
             [{"_id": "other:m"}],
         ),
         "flow retried": told(
-            operating.retry("flow"),
+            operating.retry("flow", _OWN),
             {"_id": "x"},
             [
                 _step("task:k", "FAIL"),
@@ -264,7 +266,7 @@ def _changes() -> dict[str, object]:
             ],
             _moment(_awaited("task:k", "FAIL")),
         ),
-        "flow steps retried": told(operating.retry_steps("flow", {"queue": "mail"}), [_step("task:k", "FAIL")]),
+        "flow steps retried": told(operating.retry_steps("flow", _OWN, {"queue": "mail"}), [_step("task:k", "FAIL")]),
         "flow dependencies": told(
             operating.check_dependencies("other:l"), [_step("other:l", "FAIL", {"after": ["task:k"]})]
         ),

@@ -10,6 +10,7 @@ from mtask.features.callbacks import operations as callbacks
 from mtask.features.callbacks import statements as owed
 from mtask.features.gathering import publish as gathering
 from mtask.features.gathering import statements as gathered
+from mtask.features.gathering.publish import GatherPolicy
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules.operations import Firing, PageEnd
 from mtask.features.schedules.rules import Pending, Plan, Schedule
@@ -17,7 +18,7 @@ from mtask.kernel.document.parts import OwedCallback
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations import workers
-from mtask.kernel.operations.publish import GatherPolicy, IfExists, Policy
+from mtask.kernel.operations.publish import IfExists, Policy
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements import rounds
 from tests.unit.house.sent.conversation import NOW, Written, told

@@ -17,6 +17,7 @@ from mtask.kernel.operations import sessions, transactions
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive, filters, short, views
 from mtask.kernel.statements import publish as requests
+from mtask.kernel.statements.finish import finish
 from mtask.kernel.statements.publish import NewParams
 from mtask.search import names
 from mtask.testing import workbench
@@ -81,7 +82,7 @@ def _runs() -> dict[str, object]:
         "finish failures": told(claims.finish(FAILURES)),
         "finish one failure": told(claims.finish(FAILURES[:1], is_simple=True)),
         "finish a hand-back": told(claims.finish(FAILURES[2:])),
-        "finish at an instant": [pipelines.finish(FAILURES, NOW), short.held_alone(SUCCESSES, NOW)],
+        "finish at an instant": [finish(FAILURES, NOW), short.held_alone(SUCCESSES, NOW)],
         "short finish at an instant": short.succeed(SUCCESSES, NOW),
         "finish in a transaction": told(claims.finish_in_transaction(SUCCESS)),
         "commit": told(transactions.commit(SUCCESS, lambda: True), Written(1)),

@@ -368,7 +368,8 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
                 await bench.client.cancel("work", "1")
                 await bench.status("work:1", "CANCELED")
             assert raised == [asyncio.CancelledError]
-            suspensions = bench.worker.parts.runner._caller._transactions._suspensions  # type: ignore[attr-defined]
+            context: Any = bench.worker.parts.runner._caller._around.context
+            suspensions = context.keywords["transactions"]._suspensions
             await until(lambda: not suspensions and not waiting[0].suspended, message="pings go on")
             await bench.at_rest()
 

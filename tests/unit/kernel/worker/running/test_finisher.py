@@ -14,6 +14,7 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.state import Scope, Vitals
 from mtask.kernel.worker.process.time import Tempo
 from mtask.kernel.worker.running.finisher import Finisher
+from mtask.parts.worker import successes
 
 _MANY = 500
 Ended = Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]
@@ -46,7 +47,6 @@ def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     run = SimpleNamespace(
         queue="default",
         name=name,
-        is_step=False,
         owes=frozenset(),
         took=None,
         run_id=name,
@@ -79,7 +79,7 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 for run in runs:
                     self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [], successes({}))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
         await asyncio.sleep(0)  # their group is under way
@@ -109,7 +109,7 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                 for run in runs:
                     self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
+        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [], successes({}))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
         await asyncio.sleep(0)
