@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mtask.app.app import App
 from mtask.app.hooks import Hook
 from mtask.app.successes import Successes
+from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
@@ -184,6 +185,7 @@ class Assembly:
             is_limited=limits.is_limited,
             limited=limits.windows,
             is_fair=controls.is_fair,
+            turns=Turns,
             isolated=room,
         )
         questions = Questions(scope.ledger, quarantine)

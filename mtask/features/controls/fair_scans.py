@@ -15,14 +15,13 @@ from time import monotonic
 from typing import Protocol
 
 from mtask.errors import DatabaseUnavailable
-from mtask.features.limits.pools import ALL
 from mtask.features.limits.targets import ScanTarget
 from mtask.kernel.document.identity import between
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations.find_due import Document, Scan, place_of
 from mtask.kernel.statements.filters import Filter
-from mtask.kernel.worker.discovery.buffer import Order
+from mtask.kernel.worker.discovery.buffer import ALL, Order
 from mtask.kernel.worker.process.time import seconds_of
 
 #: The most tenants from which a scan takes equal parts. If there are fewer, the parts are larger.

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import inf
 from typing import Protocol
 
-from mtask.features.controls.fair_turns import Lane, Turns, in_equal_parts
 from mtask.kernel.worker.discovery.ready import Ready
 
 #: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
@@ -50,7 +50,7 @@ class Entry:
     is_simple: bool = False
     queue: str | None = None  #: None: unknown
     tenant: str | None = None  #: None: of no tenant, or unknown
-    lane: Lane | None = None  #: the queue and the tenant, if the queue has fair turns
+    lane: Lane | None = None  #: if the tenants of the queue take turns
     kind: int = 0  #: the number of its place in `_ready`, and of the count, once it is ready
     is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
     is_dropped: bool = False
@@ -124,8 +124,28 @@ class LimitedTasks(Source, Protocol):
         """Whether tasks of isolated handlers may ask for their permits."""
 
 
+class Lanes(Source, Protocol):
+    """The ready tasks of queues whose tenants take turns."""
+
+    item_cnt: int
+
+    def push(self, entry: Entry, sequence: int, /) -> None:
+        """Add a ready task of a lane."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all ready tasks."""
+
+    def clear_dropped(self) -> None:
+        """Remove what was dropped."""
+
+
 #: The order of tasks: whether it was not interrupted, its priority, negated, and its time.
 Order = tuple[bool, int, float]
+#: A bound behind all tasks.
+ALL: Order = (True, 2**63, inf)
+#: A queue whose tenants take turns, and a tenant of it. The tasks of no tenant count as those of one more tenant, whose
+#: name is empty.
+Lane = tuple[str, str]
 
 
 class IsolatedRoom(Protocol):
@@ -164,11 +184,12 @@ class PreemptionQueue:
         is_limited: Callable[[Entry], bool] = _is_never_limited,
         limited: LimitedTasks | None = None,
         is_fair: Callable[[str | None], bool] = _is_never_fair,
+        turns: Callable[[float], Lanes] | None = None,
         isolated: IsolatedRoom | None = None,
     ) -> None:
         """`is_limited` tells whether a task may need a permit. Then it waits in `limited` when it is ready.
 
-        `is_fair` tells whether a queue has fair turns.
+        `is_fair` tells whether the tenants of a queue take turns. `turns` then makes the lanes, from `PREFERENCE`.
 
         `isolated`: the room for isolated handlers, if the app has some. Their tasks stay here while there is no room.
         """
@@ -197,7 +218,7 @@ class PreemptionQueue:
         #: handlers, their tasks follow, in the same two kinds. `take` returns tasks of only one kind.
         self._ready: tuple[Ready[Entry], ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
         #: The ready tasks of queues with fair turns; and apart from them, those of isolated handlers.
-        self._turns: tuple[Turns[Entry], ...] = tuple(Turns(PREFERENCE) for _ in self._ready[::2])
+        self._turns: tuple[Lanes, ...] = () if turns is None else tuple(turns(PREFERENCE) for _ in self._ready[::2])
         #: The number of ready tasks in `_turns`. While it is 0, turns cost nothing.
         self._turn_cnt = 0
         self._now = 0.0
@@ -577,6 +598,21 @@ class PreemptionQueue:
             turns.clear_dropped()
         if self._limited is not None:
             self._limited.clear_dropped()
+
+
+def in_equal_parts(entries: Iterable[Entry]) -> list[Entry]:
+    """Return these tasks, which are in the order in which each tenant's are kept, so that each tenant keeps a part.
+
+    The first of each tenant come first, then the second of each.
+    """
+    places: dict[Lane | None, int] = {}
+    placed: list[tuple[int, int, Entry]] = []
+    for index, entry in enumerate(entries):
+        place = places.get(entry.lane, 0)
+        places[entry.lane] = place + 1
+        placed.append((place, index, entry))
+    placed.sort(key=lambda item: item[:2])
+    return [entry for _, _, entry in placed]
 
 
 def _order(entry: Entry) -> Order:

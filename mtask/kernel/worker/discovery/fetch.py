@@ -14,13 +14,12 @@ from time import monotonic
 
 from mtask.errors import DatabaseUnavailable
 from mtask.features.controls.fair_scans import TurnScans
-from mtask.features.limits.pools import ALL
 from mtask.features.limits.targets import ScanTarget, scan_targets
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.filters import Filter, other_than, without_tenants
-from mtask.kernel.worker.discovery.buffer import Order, PreemptionQueue
+from mtask.kernel.worker.discovery.buffer import ALL, Order, PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.process.state import Scope
