@@ -84,6 +84,11 @@ class Pools:
         self.states: dict[PermitPool, PoolState] = {}
         self._turns: dict[str, _Turns] = {}
 
+    @property
+    def is_any(self) -> bool:
+        """Whether any queue of this worker, or any tenant, has a limit."""
+        return bool(self._controls.limits or self._controls.tenant_limits)
+
     def forget(self) -> None:
         """Forget all. Call this when the limits have changed: each pool may have permits again."""
         self._of.clear()

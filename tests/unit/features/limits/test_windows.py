@@ -50,7 +50,7 @@ class Scene:
         controls = _Controls({"q": control, "other": control}, tenant_limits or {}, ("q",) if fair else ())
         self.pools = Pools(cast(Controls, controls), lambda: None)
         self.windows = Windows(self.pools)
-        self.queue = PreemptionQueue(1_000, lambda: NOW, is_limited=lambda _: True, limited=self.windows)
+        self.queue = PreemptionQueue(1_000, lambda: NOW, parking=self.windows, needs_gate=lambda _: True)
 
     def push(self, task_id: str, moment: float = 0.0, priority: int = 0, **fields: Any) -> None:
         """Queue a task that is due."""
