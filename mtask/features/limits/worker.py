@@ -176,7 +176,7 @@ class Limits:
             return True
         return task.queue in self._controls.limits if task.queue is not None else self.pools.is_any
 
-    def guard(self) -> list[Filter]:
+    def guard_of_free(self) -> list[Filter]:
         """Return the guard of a claim without permits. The guard refuses a task that needs one after all."""
         if not self.pools.is_any:
             return []

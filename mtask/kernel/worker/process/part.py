@@ -120,7 +120,7 @@ class Gate(Protocol):
     def needs(self, task: Entry | StoredTask, /) -> bool:
         """Whether a task may have to wait at the gate."""
 
-    def guard(self) -> list[Filter]:
+    def guard_of_free(self) -> list[Filter]:
         """Return the guard of a claim without an admission. It refuses a task that needs one after all."""
 
     def pick(self, entries: Iterable[Entry]) -> None:

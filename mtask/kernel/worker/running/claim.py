@@ -285,7 +285,7 @@ class Sender:
         guard = [
             self._checks.controls.guard(),
             *self._checks.keys.guard(),
-            *self._guard_of(admission),
+            *(self._guard_of_free() if admission is None else admission.guard),
         ]
         are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)
         timeout = timedelta(seconds=self._wait)
@@ -347,10 +347,8 @@ class Sender:
                 await count_lapses(self._scope, lost, sum(closed))
         return ()
 
-    def _guard_of(self, admission: Admission | None) -> list[Filter]:
-        if admission is not None:
-            return admission.guard
-        return [] if self._gate is None else self._gate.guard()
+    def _guard_of_free(self) -> list[Filter]:
+        return [] if self._gate is None else self._gate.guard_of_free()
 
     @property
     def _wait(self) -> float:
