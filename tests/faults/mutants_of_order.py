@@ -8,6 +8,7 @@ _LIMITS = "mtask/features/limits/worker.py"
 _PERMITS = "mtask/features/limits/operations.py"
 _POOLS = "mtask/features/limits/pools.py"
 _QUEUE = "mtask/kernel/worker/discovery/buffer.py"
+_READY = "mtask/kernel/worker/discovery/ready.py"
 _RULES = "mtask/kernel/document/rules.py"
 _SENDER = "mtask/kernel/worker/running/claim.py"
 _STATEMENTS = "mtask/features/limits/statements.py"
@@ -75,7 +76,7 @@ ORDER_MUTATIONS = (
         "An interrupted task has no precedence among those that wait for permits.",
         (
             Edit(
-                _QUEUE,
+                _READY,
                 "            return (not self.is_begun, -self.priority, self.moment)\n",
                 "            return (True, -self.priority, self.moment)\n",
             ),

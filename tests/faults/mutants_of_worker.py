@@ -525,7 +525,7 @@ WORKER_MUTATIONS = (
         "priority-ignored",
         "Due tasks go by age alone.",
         (
-            Edit("mtask/kernel/worker/discovery/buffer.py",
+            Edit("mtask/kernel/worker/discovery/ready.py",
                  "return (not self.is_begun, -self.priority, self.moment + later)",
                  "return (not self.is_begun, 0, self.moment + later)"),
         ),

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 
-from mtask.kernel.worker.discovery.buffer import Entry, Lane, Order
+from mtask.kernel.worker.discovery.ready import Entry, Lane, Order
 
 _Heap = list[tuple[Order, int, Entry]]
 #: The lanes of one kind, the one whose turn comes first is the first.

@@ -15,7 +15,7 @@ from mtask.features.controls.rules import Limit
 from mtask.features.controls.worker import Controls
 from mtask.features.limits.operations import PermitPool
 from mtask.kernel.document.task import StoredTask
-from mtask.kernel.worker.discovery.buffer import ALL, Order
+from mtask.kernel.worker.discovery.ready import ALL, Order
 
 #: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
 KEPT = 50

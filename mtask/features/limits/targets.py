@@ -20,7 +20,7 @@ from mtask.features.limits.pools import Lane, Pools
 from mtask.features.limits.windows import SOON, Windows
 from mtask.kernel.operations.find_due import Scan, place_of
 from mtask.kernel.statements.filters import Filter, none_of
-from mtask.kernel.worker.discovery.buffer import ALL, Order
+from mtask.kernel.worker.discovery.ready import ALL, Order
 from mtask.kernel.worker.process.part import ScanTarget
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mtask.features.limits.operations import PermitPool
 from mtask.features.limits.pools import KEPT, Lane, Pools
-from mtask.kernel.worker.discovery.buffer import ALL, Entry, Order
+from mtask.kernel.worker.discovery.ready import ALL, Entry, Order
 
 #: The order: interrupted tasks first; then, in a fair queue, the place among the tenant's tasks, and its last turn;
 #: then the priority and the time. Of equals, the task_id decides, as on the server.

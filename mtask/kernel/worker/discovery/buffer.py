@@ -7,24 +7,12 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from math import inf
 from typing import Protocol
 
-from mtask.kernel.worker.discovery.ready import Ready
+from mtask.kernel.worker.discovery.ready import PREFERENCE, Entry, Lane, Lanes, Order, Parking, Ready, Source
 
-#: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
-#: rank lower. The first worker that claims gets the task. The change stream tells the other workers.
-STAGGER = 0.02
-MAX_STAGGER = 0.06
-#: A task for which another worker ranks first is sorted as if it became due later by this time, in seconds. So such a
-#: task still gets its turn if the other worker is full.
-PREFERENCE = 2.0
-#: The same for a task for which this worker ranks third or lower, as a multiple. When the first worker is slow, those
-#: that help it thus begin with different tasks.
-_LESS_PREFERRED = 1.5
 #: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
 _SAME_TIME = 0.002
@@ -32,120 +20,6 @@ _SAME_TIME = 0.002
 _MAX_DROPPED = 1_000
 #: The items are counted after each such number of pushes.
 _COUNTED = 64
-
-
-@dataclass(slots=True)
-class Entry:
-    """A task that may be due at `due` (monotonic seconds)."""
-
-    task_id: str
-    name: str
-    priority: int
-    due: float
-    rank: int
-    #: Whether a worker has begun the task. When such a task is due, a lease has lapsed, or the task wants further
-    #: workers.
-    is_begun: bool = False
-    #: Whether the task wants one worker, names no worker and was never begun, as far as this worker knows.
-    is_simple: bool = False
-    queue: str | None = None  #: None: unknown
-    tenant: str | None = None  #: None: of no tenant, or unknown
-    lane: Lane | None = None  #: if the tenants of the queue take turns
-    kind: int = 0  #: the number of its place in `_ready`, and of the count, once it is ready
-    is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
-    is_dropped: bool = False
-    limit_key: str | None = None
-    moment: float = 0.0  #: the stored next_preempt_time, in seconds; it orders the tasks
-    is_gated: bool = False  #: whether the task may have to wait at the gate
-    is_lapsed: bool = False  #: whether a run of the task has lapsed, and is not closed yet
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether the task runs in an executor."""
-        return self.kind > 1
-
-    @property
-    def ready_at(self) -> float:
-        """The time at which this worker tries to claim the task (monotonic seconds)."""
-        # A begun task gets no delay here, because `Inbox` has already delayed the lookup of the task by its rank.
-        if self.is_begun or self.rank == 0:
-            return self.due
-        return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
-
-    @property
-    def order(self) -> Order:
-        """The sort key: interrupted tasks first, then the highest priority, then the earliest preemption time.
-
-        Interrupted tasks go before new tasks, so that the tasks of a dead worker are rescued before new tasks start.
-        The order of gated tasks is the same in all workers.
-        """
-        if self.rank == 0 or self.is_gated:
-            return (not self.is_begun, -self.priority, self.moment)
-        later = PREFERENCE if self.rank == 1 else PREFERENCE * _LESS_PREFERRED
-        return (not self.is_begun, -self.priority, self.moment + later)
-
-
-class Source(Protocol):
-    """A source of ready tasks: those of one kind, the tenants that take turns, or those that wait at the gate."""
-
-    def head(self, now: float, /) -> Entry | None:
-        """Return the task that it offers next, or None."""
-
-    def pop(self, entry: Entry, /) -> None:
-        """Remove the task that `head` has returned."""
-
-
-class Parking(Source, Protocol):
-    """The ready tasks that wait at the gate. It offers those that may pass now."""
-
-    item_cnt: int
-    dismiss: Callable[[Entry], None]  #: the queue sets it
-
-    def push(self, entry: Entry, sequence: int, /) -> bool:
-        """Add a ready task. Return False if it is not kept."""
-
-    def forget(self, entry: Entry, /) -> None:
-        """Note that a ready task is gone."""
-
-    def cut(self, entry: Entry, /) -> None:
-        """Note that a ready task was dropped for lack of room."""
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield all ready tasks."""
-
-    def clear_dropped(self) -> None:
-        """Remove what was dropped."""
-
-    def leave_out_isolated(self, *, leaves_out: bool) -> None:
-        """Offer no tasks of isolated handlers, or offer them again."""
-
-    @property
-    def has_isolated(self) -> bool:
-        """Whether tasks of isolated handlers may pass now."""
-
-
-class Lanes(Source, Protocol):
-    """The ready tasks of queues whose tenants take turns."""
-
-    item_cnt: int
-
-    def push(self, entry: Entry, sequence: int, /) -> None:
-        """Add a ready task of a lane."""
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield all ready tasks."""
-
-    def clear_dropped(self) -> None:
-        """Remove what was dropped."""
-
-
-#: The order of tasks: whether it was not interrupted, its priority, negated, and its time.
-Order = tuple[bool, int, float]
-#: A bound behind all tasks.
-ALL: Order = (True, 2**63, inf)
-#: A queue whose tenants take turns, and a tenant of it. The tasks of no tenant count as those of one more tenant, whose
-#: name is empty.
-Lane = tuple[str, str]
 
 
 class IsolatedRoom(Protocol):
@@ -212,7 +86,7 @@ class PreemptionQueue:
         self._idle = 0  #: the number of gated tasks of isolated handlers that may be claimed
         #: The ready tasks for which this worker ranks first, and all other ready tasks. If the app has isolated
         #: handlers, their tasks follow, in the same two kinds. `take` returns tasks of only one kind.
-        self._ready: tuple[Ready[Entry], ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
+        self._ready: tuple[Ready, ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
         #: The ready tasks of queues with fair turns; and apart from them, those of isolated handlers.
         self._turns: tuple[Lanes, ...] = () if turns is None else tuple(turns(PREFERENCE) for _ in self._ready[::2])
         #: The number of ready tasks in `_turns`. While it is 0, turns cost nothing.

@@ -15,7 +15,7 @@ from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.find_due import Scan
 from mtask.kernel.statements.filters import Filter
-from mtask.kernel.worker.discovery.buffer import Entry, Parking
+from mtask.kernel.worker.discovery.ready import Entry, Parking
 from mtask.kernel.worker.running.run import HeldRun
 
 

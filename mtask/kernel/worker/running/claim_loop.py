@@ -6,10 +6,11 @@ import asyncio
 from functools import partial
 from time import monotonic
 
-from mtask.kernel.worker.discovery.buffer import Entry, PreemptionQueue
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.overflow import Overflow
 from mtask.kernel.worker.discovery.quarantine import Quarantine
+from mtask.kernel.worker.discovery.ready import Entry
 from mtask.kernel.worker.process.log import logger
 from mtask.kernel.worker.process.part import Gate
 from mtask.kernel.worker.process.state import Scope

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtask.features.controls.fair_turns import Turns
-from mtask.kernel.worker.discovery.buffer import MAX_STAGGER, PREFERENCE, PreemptionQueue
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ready import MAX_STAGGER, PREFERENCE
 
 NOW = 1000.0
 

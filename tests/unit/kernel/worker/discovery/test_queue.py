@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mtask.features.controls.fair_turns import Turns
-from mtask.kernel.worker.discovery.buffer import MAX_STAGGER, PREFERENCE, PreemptionQueue
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ready import MAX_STAGGER, PREFERENCE
 
 NOW = 1000.0
 
