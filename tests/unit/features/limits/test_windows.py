@@ -12,9 +12,10 @@ import pytest
 from mtask.features.controls.rules import Limit
 from mtask.features.controls.worker import Controls
 from mtask.features.limits.operations import PermitPool
-from mtask.features.limits.pools import ALL, KEPT, Lane, Pools, PoolState
+from mtask.features.limits.pools import KEPT, Lane, Pools, PoolState
 from mtask.features.limits.windows import SOON, Windows
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ready import ALL
 
 NOW = 1000.0
 QUEUE = PermitPool("q")
