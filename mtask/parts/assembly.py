@@ -12,6 +12,7 @@ from mtask.app.app import App
 from mtask.app.context import Context
 from mtask.app.hooks import Hook
 from mtask.app.middleware import RunCall, watch_finish
+from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
@@ -27,7 +28,7 @@ from mtask.kernel.worker.discovery.fetch_loop import Scans
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.discovery.overflow import Overflow
-from mtask.kernel.worker.discovery.quarantine import Quarantine
+from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.relays import Settler
@@ -48,7 +49,7 @@ from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
 from mtask.parts import worker as features
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 from mtask.parts.worker import extended as extended
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ class Assembly:
         controls = Controls(scope)
         limits = Limits(scope, controls)
         quarantine = Quarantine(scope.store, scope.worker_id)
-        keys = Keys(scope)
-        admission = Admission(controls, limits, quarantine, keys)
+        losses = Losses()
+        checks = Checks(controls, Keys(scope))
         settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
         successes = features.successes(self.app.handlers)
         watch = partial(watch_finish, around.finish, scope.worker_id)
@@ -183,17 +184,18 @@ class Assembly:
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(
             capacity,
-            is_limited=limits.is_limited,
-            limited=limits.windows,
+            parking=limits.parking,
+            needs_gate=limits.needs,
             is_fair=controls.is_fair,
+            turns=Turns,
             isolated=room,
         )
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
-        inbox = Inbox(scope, queue, admission, questions, ranks)
-        lookups = Lookups(scope, admission, questions, inbox, pinger)
+        inbox = Inbox(scope, queue, checks, quarantine, losses, questions, ranks)
+        lookups = Lookups(scope, checks, quarantine, questions, inbox, pinger)
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
-        batches = Batches(scope, queue, admission, inbox, ranks)
+        batches = Batches(scope, queue, checks, quarantine, limits, inbox, ranks)
         upkept = features.parts(scope, self.registrar.registration.incarnation)
         scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, upkept)
         looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
@@ -201,11 +203,11 @@ class Assembly:
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)
         pace = Pace()
         slots = Slots(scope, runner, pace)
-        adoption = Adoption(scope, self.app.handlers, admission, questions, runner, slots)
+        adoption = Adoption(scope, self.app.handlers, checks, quarantine, limits, questions, runner, slots)
         recovery = Recovery(scope, adoption)
-        sender = Sender(scope, admission, lookups, adoption, recovery, pace)
+        sender = Sender(scope, checks, quarantine, losses, limits, lookups, adoption, recovery, pace)
         overflow = Overflow(scope, queue, lookups, hearing)
-        claimer = Claimer(scope, queue, admission, slots, sender, finisher, overflow, ranks)
+        claimer = Claimer(scope, queue, checks, quarantine, limits, slots, sender, finisher, overflow, ranks)
         retention = Retention(scope.store, controls)
         recorder = Recorder(scope, self.registrar.registration)
         app = self.app
@@ -293,12 +295,12 @@ def _connect(parts: Parts) -> None:
     signals.room_made.connect(parts.claimer.wake, parts.scans.refill)
     signals.queue_checked.connect(parts.scans.refill)
     signals.tasks_doubtful.connect(parts.questions.suspect_all)
-    signals.permits_freed.connect(parts.scans.ask_for_permits)
+    signals.gate_drained.connect(parts.scans.ask_for_gate)
     signals.controls_resumed.connect(parts.scans.ask_full)
     signals.controls_changed.connect(
         parts.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, parts.retention.wake
     )
-    signals.permits_called.connect(parts.limits.called)
+    signals.called.connect(parts.limits.called)
     signals.under_way.connect(parts.claimer.until_landed, parts.retention.until_landed)
     signals.heartbeat_wanted.connect(parts.pinger.beat_now)
     if parts.scheduler is not None:

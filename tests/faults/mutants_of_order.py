@@ -8,6 +8,7 @@ _LIMITS = "mtask/features/limits/worker.py"
 _PERMITS = "mtask/features/limits/operations.py"
 _POOLS = "mtask/features/limits/pools.py"
 _QUEUE = "mtask/kernel/worker/discovery/buffer.py"
+_READY = "mtask/kernel/worker/discovery/ready.py"
 _RULES = "mtask/kernel/document/rules.py"
 _SENDER = "mtask/kernel/worker/running/claim.py"
 _STATEMENTS = "mtask/features/limits/statements.py"
@@ -25,7 +26,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "place-kept-after-a-run-elsewhere",
         "A task that another worker has run, and that is to be tried again, keeps its old place in this worker.",
-        (Edit(_SENDER, "if self._limits.has_fallen_back(task, now)]", "if False]"),),
+        (Edit(_SENDER, "if gate.has_fallen_back(task, now)]", "if False]"),),
         (f"{_LIMITS_TESTS}::test_task_that_others_have_run_meanwhile_loses_its_place",),
     ),
     Mutation(
@@ -61,7 +62,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "scan-of-some-names-for-all",
         "After a scan for the tasks of executors, a worker believes that it knows all that waits behind a limit.",
-        (Edit(_BATCHES, "is_of_some_names=names != self._controls.names", "is_of_some_names=False"),),
+        (Edit(_BATCHES, "        if names != self._controls.names:\n", "        if False:\n"),),
         (f"{_LIMITS_TESTS}::test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_a_limit",),
     ),
     Mutation(
@@ -75,7 +76,7 @@ ORDER_MUTATIONS = (
         "An interrupted task has no precedence among those that wait for permits.",
         (
             Edit(
-                _QUEUE,
+                _READY,
                 "            return (not self.is_begun, -self.priority, self.moment)\n",
                 "            return (True, -self.priority, self.moment)\n",
             ),

@@ -10,6 +10,7 @@ _FLOWS = "mtask/features/flows/publish.py"
 _LIMITS = "mtask/features/limits/worker.py"
 _OPERATION = "mtask/kernel/driver/operation.py"
 _PERMITS = "mtask/features/limits/operations.py"
+_BATCHES = "mtask/kernel/worker/discovery/fetch.py"
 _TARGETS = "mtask/features/limits/targets.py"
 _MEMORY = "mtask/features/controls/fair_turns.py"
 _GATHERING = "mtask/features/gathering/publish.py"
@@ -203,7 +204,7 @@ TENANT_MUTATIONS = (
             Edit(
                 _CONTROLS, "queue in self.paused_queues or tenant in self.paused_tenants", "queue in self.paused_queues"
             ),
-            Edit(_TARGETS, "paused[None] = controls.paused_tenants", "pass"),
+            Edit(_BATCHES, "paused = self._controls.paused_tenants", "paused = ()"),
         ),
         (f"{_LIMITS_TESTS}::test_paused_tenant_waits_and_the_others_go_on",),
     ),

@@ -476,7 +476,7 @@ WORKER_MUTATIONS = (
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
         (Edit(_ADOPTION,
-              'self._limits.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
+              'self._release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
         ("tests/integration/kernel/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(
@@ -525,7 +525,7 @@ WORKER_MUTATIONS = (
         "priority-ignored",
         "Due tasks go by age alone.",
         (
-            Edit("mtask/kernel/worker/discovery/buffer.py",
+            Edit("mtask/kernel/worker/discovery/ready.py",
                  "return (not self.is_begun, -self.priority, self.moment + later)",
                  "return (not self.is_begun, 0, self.moment + later)"),
         ),
@@ -765,7 +765,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "last-tasks-of-others-claimed-ahead",
         "At the end of a backlog, workers claim each other's tasks before they have slots for them.",
-        (Edit(_CLAIMER, "if is_limited or self._is_helping_at_end(now):", "if is_limited:"),),
+        (Edit(_CLAIMER, "if is_gated or self._is_helping_at_end(now):", "if is_gated:"),),
         (_LAST_OF_OTHERS,),
     ),
     Mutation(

@@ -7,23 +7,18 @@ by their names. A worker begins at a random one.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from time import monotonic
-from typing import Protocol
 
 from mtask.errors import DatabaseUnavailable
-from mtask.features.limits.pools import ALL
-from mtask.features.limits.targets import ScanTarget
 from mtask.kernel.document.identity import between
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import find_due as finding
-from mtask.kernel.operations.find_due import Document, Scan, place_of
+from mtask.kernel.operations.find_due import Document, Scan
 from mtask.kernel.statements.filters import Filter
-from mtask.kernel.worker.discovery.buffer import Order
-from mtask.kernel.worker.process.time import seconds_of
+from mtask.kernel.worker.process.part import ScanTarget, TakeScan
 
 #: The most tenants from which a scan takes equal parts. If there are fewer, the parts are larger.
 TENANTS = 16
@@ -69,61 +64,56 @@ class _Round:
 Ends = tuple[str, str] | None
 
 
-class TakeScan(Protocol):
-    """Runs a scan and puts what it finds into the inbox. Before that, it calls `note`."""
-
-    def __call__(self, scan: Operation[Scan], /, *, note: Callable[[Scan], None]) -> Awaitable[Scan]:
-        """Return the scan."""
-
-
 class TurnScans:
     """Scans queues with fair turns."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        take: TakeScan,
-        run: Callable[[Operation[Ends]], Awaitable[Ends]],
-        note: Callable[[ScanTarget, Mapping[str | None, Order], bool], None],
-    ) -> None:
-        """`take` runs a scan and queues its tasks, and `run` runs another operation.
-
-        `note` is told up to which order a scan of a target brings the tasks of some tenants, and whether it was cut.
-        """
-        self._note_bounds = note
+    def __init__(self, worker_id: str, run: Callable[[Operation[Ends]], Awaitable[Ends]]) -> None:
+        """`run` runs an operation."""
         self._worker_id = worker_id
-        self._take = take
         self._run = run
         #: By the queue and the names that are looked for.
         self._rings: dict[tuple[str, tuple[str, ...]], _Ring] = {}
 
     async def scan(
-        self, target: ScanTarget, names: Sequence[str], horizon_ms: int, capacity: int, also: list[Filter]
+        self,
+        take: TakeScan,
+        target: ScanTarget,
+        names: Sequence[str],
+        horizon_ms: int,
+        capacity: int,
+        also: list[Filter],
+        without: Collection[str],
     ) -> Scan:
         """Take equal parts from the next tenants of the target's queue, and tasks of no tenant beside them."""
         (queue,) = target.queues
         ring = self._rings.setdefault((queue, tuple(names)), _Ring())
-        found = await self._scan_ring(ring, target, names, horizon_ms, capacity, also)
-        of_none = await self._scan_of_none(ring, target, names, horizon_ms, capacity // TENANTS, also)
+        others = {"$nin": sorted(without)} if without else {}
+        given = (names, self._worker_id, horizon_ms)
+
+        def take_some(limit: int, bounds: Filter) -> Awaitable[Scan]:
+            return take(finding.scan_tenants(queue, *given, limit, {**bounds, **others}, also), note=target.note)
+
+        def take_of_none(limit: int) -> Awaitable[Scan]:
+            guards = [*also, {"tenant": None}]
+            return take(finding.scan([queue], *given, limit, also=guards, timeout=_TIMEOUT), note=target.note)
+
+        found = await self._scan_ring(ring, queue, capacity, take_some)
+        of_none = await self._scan_of_none(ring, capacity // TENANTS, take_of_none)
         is_complete = not found.is_cut and of_none.is_complete
         return Scan([], None, is_complete, found.has_future or of_none.has_future)
 
     async def _scan_ring(
-        self, ring: _Ring, target: ScanTarget, names: Sequence[str], horizon_ms: int, capacity: int, also: list[Filter]
+        self, ring: _Ring, queue: str, capacity: int, take: Callable[[int, Filter], Awaitable[Scan]]
     ) -> _Round:
-        (queue,) = target.queues
         begin = ring.after if ring.after is not None else await self._random_place(queue)
         limit = max(1, capacity // max(1, min(ring.width, TENANTS)))
-        excluded = sorted(tenant for of in (None, queue) for tenant in target.paused_tenants.get(of, ()))
-        others = {"$nin": excluded} if excluded else {}
         found = _Round()
         # First from the beginning to the end of the ring, then from its first tenant to the beginning.
         bounds: list[Filter] = [{"$gt": begin}, {"$gte": "", "$lte": begin}]
         for _ in range(TENANTS):
             if len(found.documents) >= capacity:
                 break
-            scan = finding.scan_tenants(queue, names, self._worker_id, horizon_ms, limit, {**bounds[0], **others}, also)
-            last = found.take(await self._take(scan, note=partial(self._note, target, limit)), limit)
+            last = found.take(await take(limit, bounds[0]), limit)
             if last is not None:
                 ring.after = last
                 bounds[0] = {**bounds[0], "$gt": last}
@@ -136,36 +126,19 @@ class TurnScans:
         ring.width, found.is_cut = TENANTS, True
         return found
 
-    def _note(self, target: ScanTarget, limit: int, found: Scan) -> None:
-        """Note how far the windows of a limited queue hold the tasks of these tenants: the last one's may be cut."""
-        if not found.documents:
-            return
-        bounds: dict[str | None, Order] = {}
-        for document in found.documents:
-            place, tenant = place_of(document), document.get("tenant")
-            if place is not None and (tenant is None or type(tenant) is str):
-                bounds[tenant] = (True, -place[0], seconds_of(place[1]))
-        is_cut = len(found.documents) >= limit
-        last = found.documents[-1].get("tenant")
-        bounds = {tenant: bound if is_cut and tenant == last else ALL for tenant, bound in bounds.items()}
-        self._note_bounds(target, bounds, is_cut)
-
     async def _random_place(self, queue: str) -> str:
         ends = await self._run(finding.tenants_at_ends(queue))
         return "" if ends is None else between(*ends, random.random())
 
-    async def _scan_of_none(
-        self, ring: _Ring, target: ScanTarget, names: Sequence[str], horizon_ms: int, limit: int, also: list[Filter]
-    ) -> Scan:
+    @staticmethod
+    async def _scan_of_none(ring: _Ring, limit: int, take: Callable[[int], Awaitable[Scan]]) -> Scan:
         """Scan for tasks of no tenant. They have their turn like those of one more tenant."""
         began = monotonic()
         nothing = Scan([], None, is_complete=True, has_future=False)
         if began < ring.next_of_none:
             return nothing
-        guards = [*also, {"tenant": None}]
-        scan = finding.scan(target.queues, names, self._worker_id, horizon_ms, limit, also=guards, timeout=_TIMEOUT)
         try:
-            found = await self._take(scan, note=partial(self._note, target, limit))
+            found = await take(limit)
         except DatabaseUnavailable:
             if monotonic() - began < _TIMEOUT.total_seconds():
                 raise

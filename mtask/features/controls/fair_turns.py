@@ -8,37 +8,17 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
 
-#: A queue and a tenant of it. The tasks of no tenant count as those of one more tenant, whose name is empty.
-Lane = tuple[str, str]
+from mtask.kernel.worker.discovery.ready import Entry, Lane, Order
 
-
-class Turning(Protocol):
-    """The part of an entry of the preemption queue that turns read."""
-
-    rank: int
-    due: float
-    is_dropped: bool
-
-    @property
-    def lane(self) -> Lane | None:
-        """The queue and the tenant, if the queue has fair turns."""
-
-    @property
-    def order(self) -> tuple[bool, int, float]:
-        """The sort key within one tenant."""
-
-
-E = TypeVar("E", bound=Turning)
-_Heap = list[tuple[tuple[bool, int, float], int, E]]
+_Heap = list[tuple[Order, int, Entry]]
 #: The lanes of one kind, the one whose turn comes first is the first.
-_Ring = OrderedDict[Lane, _Heap[E]]
+_Ring = OrderedDict[Lane, _Heap]
 
 
-class Turns(Generic[E]):
+class Turns:
     """The ready tasks of queues with fair turns.
 
     There are two rings of tenants: one with the tasks for which this worker ranks first, and one with the others. A
@@ -48,15 +28,15 @@ class Turns(Generic[E]):
     def __init__(self, preference: float) -> None:
         """`preference`: after this time, in seconds, a task of the second ring has its turn like one of the first."""
         self._preference = preference
-        self._own: _Ring[E] = OrderedDict()
-        self._rest: _Ring[E] = OrderedDict()
+        self._own: _Ring = OrderedDict()
+        self._rest: _Ring = OrderedDict()
         #: The number of the last turn of each lane that is in a ring.
         self._served: dict[Lane, int] = {}
         self._turn = 0
         #: The number of tasks, with those that were dropped and are still here.
         self.item_cnt = 0
 
-    def push(self, entry: E, sequence: int) -> None:
+    def push(self, entry: Entry, sequence: int) -> None:
         """Add a ready task of a lane."""
         lane = entry.lane
         assert lane is not None
@@ -68,7 +48,7 @@ class Turns(Generic[E]):
         heapq.heappush(ring[lane], (entry.order, sequence, entry))
         self.item_cnt += 1
 
-    def head(self, now: float) -> E | None:
+    def head(self, now: float) -> Entry | None:
         """Return the task whose turn it is, or None."""
         own, rest = self._first(self._own), self._first(self._rest)
         if own is None or rest is None:
@@ -76,7 +56,7 @@ class Turns(Generic[E]):
         is_late = rest.due + self._preference <= now
         return rest if is_late and self._last_turn(rest) < self._last_turn(own) else own
 
-    def pop(self, entry: E) -> None:
+    def pop(self, entry: Entry) -> None:
         """Remove the task that `head` has returned. The turn passes to the next tenant."""
         lane = entry.lane
         assert lane is not None
@@ -88,7 +68,7 @@ class Turns(Generic[E]):
             if lane in ring:
                 ring.move_to_end(lane)
 
-    def entries(self) -> Iterator[E]:
+    def entries(self) -> Iterator[Entry]:
         """Yield the tasks of all tenants."""
         for heap in chain(self._own.values(), self._rest.values()):
             yield from (item[2] for item in heap if not item[2].is_dropped)
@@ -103,10 +83,10 @@ class Turns(Generic[E]):
                     self._leave(ring, lane)
         self.item_cnt = sum(map(len, chain(self._own.values(), self._rest.values())))
 
-    def _ring_of(self, entry: E) -> _Ring[E]:
+    def _ring_of(self, entry: Entry) -> _Ring:
         return self._rest if entry.rank > 0 else self._own
 
-    def _first(self, ring: _Ring[E]) -> E | None:
+    def _first(self, ring: _Ring) -> Entry | None:
         """Return the first task of the lane whose turn it is in a ring. Lanes without tasks leave the ring."""
         while ring:
             lane, heap = next(iter(ring.items()))
@@ -118,25 +98,10 @@ class Turns(Generic[E]):
             self._leave(ring, lane)
         return None
 
-    def _leave(self, ring: _Ring[E], lane: Lane) -> None:
+    def _leave(self, ring: _Ring, lane: Lane) -> None:
         del ring[lane]
         if lane not in self._own and lane not in self._rest:
             del self._served[lane]
 
-    def _last_turn(self, entry: E) -> int:
+    def _last_turn(self, entry: Entry) -> int:
         return 0 if entry.lane is None else self._served[entry.lane]
-
-
-def in_equal_parts(entries: Iterable[E]) -> list[E]:
-    """Return these tasks, which are in the order in which each tenant's are kept, so that each tenant keeps a part.
-
-    The first of each tenant come first, then the second of each.
-    """
-    places: dict[Lane | None, int] = {}
-    placed: list[tuple[int, int, E]] = []
-    for index, entry in enumerate(entries):
-        place = places.get(entry.lane, 0)
-        places[entry.lane] = place + 1
-        placed.append((place, index, entry))
-    placed.sort(key=lambda item: item[:2])
-    return [entry for _, _, entry in placed]

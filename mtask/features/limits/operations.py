@@ -389,11 +389,6 @@ def _settle_each(task_ids: Collection[str]) -> Operation[int]:
         return closed_cnt
 
 
-def token_of(run_id: str) -> str:
-    """Return the token of the claim that made a run. The token is the first part of the run_id."""
-    return run_id.partition("-")[0]
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The state of a run that has a permit, read from the task's document."""
@@ -420,7 +415,7 @@ def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]
         is_final = isinstance(state, dict) and state.get("status") in FINAL
         for run in runs_in(document):
             lapses = run.get("ping_expire_time")
-            runs[document["_id"], token_of(str(run.get("run_id")))] = _Run(
+            runs[document["_id"], claims.token_of(str(run.get("run_id")))] = _Run(
                 document["_id"],
                 run.get("status") == RunStatus.RUNNING.value,
                 lapses if isinstance(lapses, datetime) else None,

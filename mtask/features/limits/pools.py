@@ -15,12 +15,10 @@ from mtask.features.controls.rules import Limit
 from mtask.features.controls.worker import Controls
 from mtask.features.limits.operations import PermitPool
 from mtask.kernel.document.task import StoredTask
-from mtask.kernel.worker.discovery.buffer import Order
+from mtask.kernel.worker.discovery.ready import ALL, Order
 
 #: The least number of waiting tasks of one limit_key or tenant that are kept. Scans leave the others out.
 KEPT = 50
-#: A bound behind all tasks.
-ALL: Order = (True, 2**63, inf)
 #: The time within which a pool lists a new task that goes before others of its worker, in seconds.
 _LISTED_WITHIN = 0.2
 #: The most lanes whose pools are remembered. There may be as many limit_keys as tasks.
@@ -85,6 +83,11 @@ class Pools:
         self._limits: dict[Lane, Sequence[tuple[PermitPool | None, Limit | None]]] = {}
         self.states: dict[PermitPool, PoolState] = {}
         self._turns: dict[str, _Turns] = {}
+
+    @property
+    def is_any(self) -> bool:
+        """Whether any queue of this worker, or any tenant, has a limit."""
+        return bool(self._controls.limits or self._controls.tenant_limits)
 
     def forget(self) -> None:
         """Forget all. Call this when the limits have changed: each pool may have permits again."""

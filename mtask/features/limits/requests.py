@@ -12,7 +12,7 @@ from mtask.features.limits.windows import Windows, lane_of
 from mtask.kernel.document import rules
 from mtask.kernel.document.rules import Rank
 from mtask.kernel.document.task import StoredTask
-from mtask.kernel.worker.discovery.buffer import Entry, Order
+from mtask.kernel.worker.discovery.ready import Entry, Order
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of
 

@@ -8,17 +8,22 @@ out, as they would go before these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import partial
 from math import inf
 from time import monotonic
 
+from mtask.features.controls.fair_scans import TurnScans
 from mtask.features.controls.worker import Controls
 from mtask.features.limits.operations import PermitPool
-from mtask.features.limits.pools import Lane
-from mtask.features.limits.windows import SOON
-from mtask.features.limits.worker import Limits
+from mtask.features.limits.pools import Lane, Pools
+from mtask.features.limits.windows import SOON, Windows
+from mtask.kernel.operations.find_due import Scan, place_of
 from mtask.kernel.statements.filters import Filter, none_of
+from mtask.kernel.worker.discovery.ready import ALL, Order
+from mtask.kernel.worker.process.part import ScanTarget
+from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.time import seconds_of
 
 #: The most conditions of a scan that leave tasks out. Those of more priorities are put together.
 _MAX_CONDITIONS = 50
@@ -26,79 +31,100 @@ _MAX_CONDITIONS = 50
 _MAX_KEYS = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class ScanTarget:
-    """The queues that one scan covers, and the tasks that it leaves out."""
+class Targets:
+    """Says which scans cover some queues, and notes in the windows what they bring."""
 
-    queues: list[str]
-    #: The conditions that leave tasks out.
-    guards: Sequence[Filter] = ()
-    #: The paused tenants, by queue; None: in all queues.
-    paused_tenants: Mapping[str | None, Collection[str]] = field(default_factory=dict)
-    #: Whether the scan covers a single queue, whose tenants take turns.
-    is_fair: bool = False
-    #: Whether the scan covers a single queue with a limit or fair turns.
-    is_apart: bool = False
-    #: The lanes that the scan looks for. None: all but those of `left_out`.
-    lanes: frozenset[Lane] | None = None
-    left_out: frozenset[Lane] = frozenset()
-    #: Whether the scan looks for some of this worker's names only. So it does not tell what else waits.
-    is_of_some_names: bool = False
+    def __init__(self, scope: Scope, controls: Controls, pools: Pools, windows: Windows) -> None:
+        self._controls = controls
+        self._pools = pools
+        self._windows = windows
+        self._turns = TurnScans(scope.worker_id, scope.store.run)
 
+    def of(self, queues: Sequence[str]) -> list[ScanTarget]:
+        """Return the scans that cover these queues."""
+        controls = self._controls
+        apart = [queue for queue in queues if queue in controls.limits or controls.is_fair(queue)]
+        together = [queue for queue in queues if queue not in apart]
+        # A malformed task may be of no queue: the common scan finds it, also if each queue is scanned alone.
+        targets = self._of(together, is_apart=False)
+        for queue in apart:
+            targets += self._of([queue], is_apart=True)
+        return targets
 
-def scan_targets(queues: Sequence[str], controls: Controls, limits: Limits) -> list[ScanTarget]:
-    """Return the scans that cover these queues."""
-    paused: dict[str | None, Collection[str]] = {}
-    if controls.paused_tenants:
-        paused[None] = controls.paused_tenants
-    apart = [queue for queue in queues if queue in controls.limits or controls.is_fair(queue)]
-    together = [queue for queue in queues if queue not in apart]
-    targets: list[ScanTarget] = []
-    # A malformed task may be of no queue: the common scan finds it, also if each queue is scanned alone.
-    targets += _targets_of(together, limits, paused, is_fair=False, is_apart=False)
-    for queue in apart:
-        targets += _targets_of([queue], limits, paused, is_fair=controls.is_fair(queue), is_apart=True)
-    return targets
+    def _of(self, queues: list[str], *, is_apart: bool) -> list[ScanTarget]:
+        """Return the scan of these queues; and another one for the lanes of which too few tasks wait here, if any."""
+        narrow = _Narrow(self._pools, self._windows, queues) if self._pools.is_any else None
+        if narrow is None or not narrow.lanes:
+            return [self._target(queues, is_apart=is_apart)]
+        fat, thin = narrow.split()
+        both = [*fat, *thin]
+        left_out = narrow.lanes_of(both)
+        targets = [self._target(queues, narrow.conditions(both), is_apart=is_apart, left_out=left_out)]
+        if thin:
+            lanes = narrow.lanes_of(thin)
+            targets.append(self._target(queues, narrow.conditions(fat), is_apart=True, lanes=lanes))
+        return targets
 
+    def _target(
+        self,
+        queues: list[str],
+        guards: Sequence[Filter] = (),
+        *,
+        is_apart: bool,
+        lanes: frozenset[Lane] | None = None,
+        left_out: frozenset[Lane] = frozenset(),
+    ) -> ScanTarget:
+        """Return a scan. `lanes`: those that it looks for. None: all but those of `left_out`."""
+        is_fair = len(queues) == 1 and self._controls.is_fair(queues[0])
+        # What waits for permits is scanned as its windows ask for it.
+        is_on_demand = is_apart and not (is_fair and queues[0] not in self._controls.limits)
+        note = partial(self._note_turns if is_fair else self._note, queues, lanes, left_out)
+        return ScanTarget(queues, guards, self._turns if is_fair else None, is_apart, is_on_demand, note)
 
-def _targets_of(
-    queues: list[str],
-    limits: Limits,
-    paused: Mapping[str | None, Collection[str]],
-    *,
-    is_fair: bool,
-    is_apart: bool,
-) -> list[ScanTarget]:
-    """Return the scan of these queues; and another one for the lanes of which too few tasks wait here, if any."""
-    narrow = _Narrow(limits, queues) if limits.is_any else None
-    if narrow is None or not narrow.lanes:
-        return [ScanTarget(queues, (), paused, is_fair, is_apart)]
-    fat, thin = narrow.split()
-    first = ScanTarget(
-        queues, narrow.conditions([*fat, *thin]), paused, is_fair, is_apart, left_out=narrow.lanes_of([*fat, *thin])
-    )
-    if not thin:
-        return [first]
-    second = ScanTarget(queues, narrow.conditions(fat), paused, is_fair, is_apart=True, lanes=narrow.lanes_of(thin))
-    return [first, second]
+    def _note(self, queues: list[str], lanes: frozenset[Lane] | None, left_out: frozenset[Lane], found: Scan) -> None:
+        """Note up to which task the windows of these queues hold all that wait."""
+        if not self._pools.is_any:
+            return
+        bound = ALL
+        if not found.is_complete:
+            places = filter(None, map(place_of, found.documents))
+            bound = max(((True, -priority, seconds_of(moment)) for priority, moment in places), default=ALL)
+        self._windows.found(queues, bound, lanes=lanes, left_out=left_out)
+
+    def _note_turns(
+        self, queues: list[str], lanes: frozenset[Lane] | None, left_out: frozenset[Lane], found: Scan
+    ) -> None:
+        """Note how far the windows of a limited queue hold the tasks of these tenants: the last one's may be cut."""
+        if not found.documents or not self._pools.is_any:
+            return
+        (queue,) = queues
+        bounds: dict[str | None, Order] = {}
+        for document in found.documents:
+            place, tenant = place_of(document), document.get("tenant")
+            if place is not None and (tenant is None or type(tenant) is str):
+                bounds[tenant] = (True, -place[0], seconds_of(place[1]))
+        is_cut = not found.is_complete
+        last = found.documents[-1].get("tenant")
+        bounds = {tenant: bound if is_cut and tenant == last else ALL for tenant, bound in bounds.items()}
+        self._windows.found_of_tenants(queue, bounds, is_cut=is_cut, lanes=lanes, left_out=left_out)
 
 
 class _Narrow:
     """The lanes that a pool of a limit_key or a tenant keeps waiting, by pool."""
 
-    def __init__(self, limits: Limits, queues: Sequence[str]) -> None:
+    def __init__(self, pools: Pools, windows: Windows, queues: Sequence[str]) -> None:
         self.lanes: dict[PermitPool, list[Lane]] = {}
         self._counts: dict[PermitPool, int] = {}
         self._last: dict[PermitPool, float] = {}
         #: The pools that may soon have permits for more tasks than wait here.
         self._wanted: set[PermitPool] = set()
-        self._limits = limits
+        self._pools = pools
         for queue in queues:
-            for lane, pool, count, priority, is_cut in limits.windows.narrow_lanes(queue):
+            for lane, pool, count, priority, is_cut in windows.narrow_lanes(queue):
                 self.lanes.setdefault(pool, []).append(lane)
                 self._counts[pool] = self._counts.get(pool, 0) + count
                 self._last[pool] = min(self._last.get(pool, inf), priority)
-                if is_cut and limits.pools.retry_at(pool) < monotonic() + SOON:
+                if is_cut and pools.retry_at(pool) < monotonic() + SOON:
                     self._wanted.add(pool)
 
     def split(self) -> tuple[list[PermitPool], list[PermitPool]]:
@@ -106,7 +132,7 @@ class _Narrow:
         fat: list[PermitPool] = []
         thin: list[PermitPool] = []
         for pool in self.lanes:
-            has_enough = pool not in self._wanted or self._counts[pool] >= self._limits.pools.kept(pool)
+            has_enough = pool not in self._wanted or self._counts[pool] >= self._pools.kept(pool)
             (fat if has_enough else thin).append(pool)
         return fat, thin
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.features.limits.operations import MAX_WAITING, PermitPool, token_of
+from mtask.features.limits.operations import MAX_WAITING, PermitPool
 from mtask.kernel.document.status import FINAL, RunStatus
 from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.operation import Operation, places, tasks
+from mtask.kernel.operations.claim import token_of
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
 from mtask.search.order import end_of_prefix

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import NamedTuple
 
 from mtask.features.limits.operations import PermitPool
-from mtask.features.limits.pools import ALL, KEPT, Lane, Pools
-from mtask.kernel.worker.discovery.buffer import Entry, Order
+from mtask.features.limits.pools import KEPT, Lane, Pools
+from mtask.kernel.worker.discovery.ready import ALL, Entry, Order
 
 #: The order: interrupted tasks first; then, in a fair queue, the place among the tenant's tasks, and its last turn;
 #: then the priority and the time. Of equals, the task_id decides, as on the server.

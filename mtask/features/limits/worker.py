@@ -25,14 +25,17 @@ from mtask.features.limits import operations as permits
 from mtask.features.limits.operations import KINDS, MAX_WAITING, HeldPermit, PermitGrant, PermitPool, PermitRequest
 from mtask.features.limits.pools import Lane, Pools, PoolState, lane_of_task
 from mtask.features.limits.requests import Requests, order_of
-from mtask.features.limits.statements import LEAD_MS
+from mtask.features.limits.statements import LEAD_MS, left_by
+from mtask.features.limits.targets import Targets
 from mtask.features.limits.windows import Windows, lane_of
 from mtask.kernel.document import rules
 from mtask.kernel.document.task import StoredTask
+from mtask.kernel.operations.claim import token_of
 from mtask.kernel.statements.filters import Filter, due_by, in_time, of_others, of_queues_and_keys
-from mtask.kernel.worker.discovery.buffer import Entry
+from mtask.kernel.worker.discovery.ready import Entry
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import ScanTarget
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.run import HeldRun
@@ -80,6 +83,7 @@ _MORE, _MORE_OF_LITTLE, _USEFUL = 0.25, 1.0, 100
 class Admitted:
     """The result of taking permits for the tasks of one claim."""
 
+    limits: Limits
     #: The ids of the tasks that got all their permits.
     task_ids: list[str]
     #: The token under which the permits were taken. The run_ids of the claim begin with this token.
@@ -109,9 +113,21 @@ class Admitted:
         guards = [of_queues_and_keys(sorted(self.of, key=str)), due_by(self.read_at)]
         return guards if self.claim_by is None else [*guards, in_time(self.claim_by)]
 
+    def hold(self, task_ids: Iterable[str]) -> None:
+        """Remember the permits of these tasks' runs until they are released."""
+        self.limits.hold(self, task_ids)
+
+    def time_begin(self, run: HeldRun) -> None:
+        """Have the start of this run's handler counted, and let it wait for its time, if its starts are limited."""
+        self.limits.time_begin(run, self)
+
+    async def settle(self, lost: Sequence[str]) -> None:
+        """Give back the permits of the lost tasks."""
+        await self.limits.settle(self, lost)
+
 
 class Limits:
-    """Keeps this worker's claims within the limits of its queues."""
+    """Keeps this worker's claims within the limits of its queues: the gate of a worker."""
 
     def __init__(self, scope: Scope, controls: Controls) -> None:
         self._scope = scope
@@ -134,6 +150,7 @@ class Limits:
         self._giving = asyncio.Event()
         #: The tasks that were taken from the windows and have no answer yet. They still wait.
         self._picked: dict[str, Entry] = {}
+        self._targets = Targets(scope, controls, self.pools, self.windows)
         self._requests = Requests(scope, self.pools, self.windows, self._picked, self._held)
         #: The number of permits granted since the last scan for more tasks, the time of that scan (monotonic seconds),
         #: and the timer of the next one.
@@ -144,19 +161,24 @@ class Limits:
         self._is_stopping = False
 
     @property
-    def is_any(self) -> bool:
-        """Whether any queue of this worker, or any tenant, has a limit."""
-        return bool(self._controls.limits or self._controls.tenant_limits)
+    def parking(self) -> Windows:
+        """Where ready tasks wait for permits."""
+        return self.windows
 
-    def is_limited(self, task: Entry | StoredTask) -> bool:
+    @property
+    def is_open(self) -> bool:
+        """Whether no queue of this worker has a limit, and no tenant."""
+        return not self.pools.is_any
+
+    def needs(self, task: Entry | StoredTask) -> bool:
         """Whether a task may need a permit. If its queue is unknown, it may need one if any queue has a limit."""
         if task.tenant in self._controls.tenant_limits:
             return True
-        return task.queue in self._controls.limits if task.queue is not None else self.is_any
+        return task.queue in self._controls.limits if task.queue is not None else self.pools.is_any
 
     def guard_of_free(self) -> list[Filter]:
         """Return the guard of a claim without permits. The guard refuses a task that needs one after all."""
-        if not self.is_any:
+        if not self.pools.is_any:
             return []
         return [of_others(sorted(self._controls.limits), sorted(self._controls.tenant_limits))]
 
@@ -244,7 +266,7 @@ class Limits:
                         [task for task in lost if task.id in answer.under_way],
                     )
         except DatabaseError:
-            none = Admitted([], token, {}, granted, frozenset(timed), {}, [], None, frozenset(), now)
+            none = Admitted(self, [], token, {}, granted, frozenset(timed), {}, [], None, frozenset(), now)
             await self.settle(none, [*granted])
             raise  # the tasks without an answer ask again: see `landed`
         self._answered(wanted.values())
@@ -252,6 +274,7 @@ class Limits:
         of = frozenset(lane_of_task(task) for task in wanted.values())
         # The order of the request may differ from that of the server, where tenants take turns.
         admitted = Admitted(
+            self,
             list(wanted),
             token,
             held,
@@ -369,16 +392,16 @@ class Limits:
         """
         if not (self._held or self._timed):
             return
-        self._begin((task_id, permits.token_of(run_id)))  # a run that ends before its handler begins counts, too
-        held = self._held.pop((permits.token_of(run_id), task_id), None)
+        self._begin((task_id, token_of(run_id)))  # a run that ends before its handler begins counts, too
+        held = self._held.pop((token_of(run_id), task_id), None)
         if held and is_closed:
             self._to_give_back += held
             self._giving.set()
 
-    def time_begin(self, run: HeldRun, admitted: Admitted | None) -> None:
+    def time_begin(self, run: HeldRun, admitted: Admitted) -> None:
         """Have the start of this run's handler counted, and let it wait for its time, if its starts are limited."""
-        name = (run.task_id, permits.token_of(run.run_id))
-        if name not in self._timed or admitted is None:
+        name = (run.task_id, token_of(run.run_id))
+        if name not in self._timed:
             return
         if (not_before := admitted.not_before.get(run.task_id)) is not None:
             run.not_before = self._clock.monotonic_of(not_before)
@@ -487,13 +510,13 @@ class Limits:
                 del self.pools.states[pool]
         self._let_ask(due)
 
-    def called(self, pool_id: str, permit_cnt: int) -> None:
-        """Ask the pool again: so many permits are left for tasks that wait in this worker."""
+    def called(self, pool_id: str, call: object) -> None:
+        """Ask the pool again: permits are left for tasks that wait in this worker."""
         pool = PermitPool.of_id(pool_id)
         if (state := self.pools.states.get(pool)) is not None:
             state.news += 1
             state.withdraw_at = min(state.withdraw_at, monotonic() + _ANSWER)
-            self._let_ask({pool: permit_cnt})
+            self._let_ask({pool: left_by(call)})
             self._wake.set()
 
     def limits_changed(self) -> None:
@@ -609,9 +632,17 @@ class Limits:
 
     # --- scans ----------------------------------------------------------------------------------------------
 
+    def targets(self, queues: Sequence[str]) -> list[ScanTarget]:
+        """Return the scans that cover these queues."""
+        return self._targets.of(queues)
+
+    def wants_more(self, queue: str) -> bool:
+        """Whether a scan should find more tasks of this queue."""
+        return self.windows.wants_more(queue)
+
     def look_for_more(self) -> None:
         """Ask for a scan soon, if few tasks wait here for permits, and more wait in the database."""
-        if self._more is not None or self._is_closed:
+        if self._more is not None or self._is_closed or not self.pools.is_any:
             return
         if not any(self.windows.wants_more(queue) for queue in self._controls.queues):
             return
@@ -622,7 +653,7 @@ class Limits:
     def _scan_for_more(self) -> None:
         self._more, self._more_at, self._granted_cnt = None, monotonic(), 0
         if not self._is_closed:
-            self._scope.signals.permits_freed.send()
+            self._scope.signals.gate_drained.send()
 
 
 def _next_time(state: PoolState) -> float:

@@ -46,7 +46,7 @@ def task_indexes() -> list[IndexModel]:
     - `mtask_callbacks` finds the tasks with ends that are still to be told.
     - `mtask_tenant` serves lists and counts of one tenant's tasks, the newest first.
     - `mtask_turns` finds the tasks that are due, tenant by tenant. It serves queues with fair turns, and tenants whose
-      tasks wait for a permit. It does not hold specific_worker_ids: an array in it would keep the server from using the
+      tasks wait at the gate. It does not hold specific_worker_ids: an array in it would keep the server from using the
       order of its keys.
 
     A task of no flow is in none of the five before these three. A task of no tenant is in none of the last two.

@@ -154,7 +154,7 @@ def controls(method: str, *args: Any, **kwargs: Any) -> Call:
 
 
 def places(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection `places`, which holds permits."""
+    """Return a call on the collection `places`, in which a gate counts what passes."""
     return Call("places", method, args, kwargs)
 
 

@@ -23,7 +23,6 @@ from bson import Timestamp
 from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from mtask.features.limits.statements import left_by
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import CONTROLS, PLACES, SCHEDULES, WORKERS, AsyncStore, bounded
 from mtask.kernel.operations import stream_filter as concerns
@@ -122,7 +121,7 @@ class EventKind(Enum):
     PEERS_CHANGED = "peers"  #: a worker came, went or changed its concurrency
     SCHEDULES_CHANGED = "schedules"  #: a schedule was added, changed or removed; a firing is no event
     CONTROLS_CHANGED = "rules"  #: a control of a queue or a task name changed
-    PERMITS_CALLED = "permits"  #: permits of a pool are left for tasks that wait in this worker
+    CALLED = "call"  #: a document in `places` calls this worker: tasks that wait in it may pass the gate
     COLLECTION_LOST = "lost"  #: the collection was dropped or renamed
 
 
@@ -146,8 +145,8 @@ class Event:
     is_begun: bool | None = None
     #: Whether the worker that holds the task must read it, because options changed or a client requested its end.
     concerns_holder: bool = False
-    #: The number of permits that are left, if this worker is called.
-    permit_cnt: int = 0
+    #: The stored `call`, if this worker is called.
+    call: Any = None
 
 
 class Stream:
@@ -301,7 +300,7 @@ def _event(change: Any) -> Event:
     if change["ns"]["coll"] == CONTROLS:
         return Event(EventKind.CONTROLS_CHANGED)
     if change["ns"]["coll"] == PLACES:
-        return Event(EventKind.PERMITS_CALLED, document_id, permit_cnt=left_by(change.get("call")))
+        return Event(EventKind.CALLED, document_id, call=change.get("call"))
     if change["ns"]["coll"] == SCHEDULES:
         return Event(EventKind.SCHEDULES_CHANGED)
     if change["ns"]["coll"] == WORKERS:

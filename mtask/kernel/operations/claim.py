@@ -109,6 +109,11 @@ def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:
     return {task_id: f"{token}-{place}" for place, task_id in enumerate(task_ids)}
 
 
+def token_of(run_id: str) -> str:
+    """Return the token of the claim that made a run."""
+    return run_id.partition("-")[0]
+
+
 def claimed(
     task_ids: Sequence[str], token: str, tell_size: Callable[[int, int], None] | None = None
 ) -> Operation[list[Document]]:

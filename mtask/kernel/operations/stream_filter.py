@@ -144,7 +144,7 @@ def _worker_events(worker_id: str) -> x.Expression:
 
 
 def _calls(worker_id: str) -> x.Expression:
-    """Whether an update of a pool calls this worker: see `mtask.features.limits.operations`."""
+    """Whether an update in `places` calls this worker."""
 
     def names_me(call: str) -> x.Expression:
         text = {"$cond": [{"$eq": [{"$type": call}, "string"]}, call, ""]}

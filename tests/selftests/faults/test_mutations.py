@@ -16,7 +16,7 @@ _CHEAP = "tests/unit/kernel/worker/discovery/test_queue.py::test_priority_goes_b
 _HARMLESS = Mutation(
     "harmless",
     "Nothing.",
-    (Edit("mtask/kernel/worker/discovery/buffer.py", "STAGGER = 0.02", "STAGGER = 0.021"),),
+    (Edit("mtask/kernel/worker/discovery/ready.py", "STAGGER = 0.02", "STAGGER = 0.021"),),
     (_CHEAP,),
 )
 _FATAL = Mutation(

@@ -7,24 +7,12 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
-from mtask.features.controls.fair_turns import Lane, Turns, in_equal_parts
-from mtask.kernel.worker.discovery.ready import Ready
+from mtask.kernel.worker.discovery.ready import PREFERENCE, Entry, Lane, Lanes, Order, Parking, Ready, Source
 
-#: `STAGGER`: the delay of the worker that ranks second for a task, in seconds. `MAX_STAGGER`: the delay of workers that
-#: rank lower. The first worker that claims gets the task. The change stream tells the other workers.
-STAGGER = 0.02
-MAX_STAGGER = 0.06
-#: A task for which another worker ranks first is sorted as if it became due later by this time, in seconds. So such a
-#: task still gets its turn if the other worker is full.
-PREFERENCE = 2.0
-#: The same for a task for which this worker ranks third or lower, as a multiple. When the first worker is slow, those
-#: that help it thus begin with different tasks.
-_LESS_PREFERRED = 1.5
 #: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
 _SAME_TIME = 0.002
@@ -32,100 +20,6 @@ _SAME_TIME = 0.002
 _MAX_DROPPED = 1_000
 #: The items are counted after each such number of pushes.
 _COUNTED = 64
-
-
-@dataclass(slots=True)
-class Entry:
-    """A task that may be due at `due` (monotonic seconds)."""
-
-    task_id: str
-    name: str
-    priority: int
-    due: float
-    rank: int
-    #: Whether a worker has begun the task. When such a task is due, a lease has lapsed, or the task wants further
-    #: workers.
-    is_begun: bool = False
-    #: Whether the task wants one worker, names no worker and was never begun, as far as this worker knows.
-    is_simple: bool = False
-    queue: str | None = None  #: None: unknown
-    tenant: str | None = None  #: None: of no tenant, or unknown
-    lane: Lane | None = None  #: the queue and the tenant, if the queue has fair turns
-    kind: int = 0  #: the number of its place in `_ready`, and of the count, once it is ready
-    is_ready: bool = False  #: `ready_at` has passed, and `_ready_cnt` counts this entry
-    is_dropped: bool = False
-    limit_key: str | None = None
-    moment: float = 0.0  #: the stored next_preempt_time, in seconds; it orders the tasks
-    is_limited: bool = False  #: whether the task may need a permit
-    is_lapsed: bool = False  #: whether a run of the task has lapsed, and is not closed yet
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether the task runs in an executor."""
-        return self.kind > 1
-
-    @property
-    def ready_at(self) -> float:
-        """The time at which this worker tries to claim the task (monotonic seconds)."""
-        # A begun task gets no delay here, because `Inbox` has already delayed the lookup of the task by its rank.
-        if self.is_begun or self.rank == 0:
-            return self.due
-        return self.due + (STAGGER if self.rank == 1 else MAX_STAGGER)
-
-    @property
-    def order(self) -> Order:
-        """The sort key: interrupted tasks first, then the highest priority, then the earliest preemption time.
-
-        Interrupted tasks go before new tasks, so that the tasks of a dead worker are rescued before new tasks start.
-        The order of limited tasks is the same in all workers.
-        """
-        if self.rank == 0 or self.is_limited:
-            return (not self.is_begun, -self.priority, self.moment)
-        later = PREFERENCE if self.rank == 1 else PREFERENCE * _LESS_PREFERRED
-        return (not self.is_begun, -self.priority, self.moment + later)
-
-
-class Source(Protocol):
-    """A source of ready tasks: those of one kind, the tenants that take turns, or the windows of limited queues."""
-
-    def head(self, now: float, /) -> Entry | None:
-        """Return the task that it offers next, or None."""
-
-    def pop(self, entry: Entry, /) -> None:
-        """Remove the task that `head` has returned."""
-
-
-class LimitedTasks(Source, Protocol):
-    """The ready tasks that need permits. It offers those for which permits may be free."""
-
-    item_cnt: int
-    dismiss: Callable[[Entry], None]  #: the queue sets it
-
-    def push(self, entry: Entry, sequence: int, /) -> bool:
-        """Add a ready task. Return False if it is not kept."""
-
-    def forget(self, entry: Entry, /) -> None:
-        """Note that a ready task is gone."""
-
-    def cut(self, entry: Entry, /) -> None:
-        """Note that a ready task was dropped for lack of room."""
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield all ready tasks."""
-
-    def clear_dropped(self) -> None:
-        """Remove what was dropped."""
-
-    def leave_out_isolated(self, *, leaves_out: bool) -> None:
-        """Offer no tasks of isolated handlers, or offer them again."""
-
-    @property
-    def has_isolated(self) -> bool:
-        """Whether tasks of isolated handlers may ask for their permits."""
-
-
-#: The order of tasks: whether it was not interrupted, its priority, negated, and its time.
-Order = tuple[bool, int, float]
 
 
 class IsolatedRoom(Protocol):
@@ -145,10 +39,6 @@ class IsolatedRoom(Protocol):
         """Return the number of such tasks that could begin at once, and have an executor started if it is 0."""
 
 
-def _is_never_limited(_: Entry) -> bool:
-    return False
-
-
 def _is_never_fair(_: str | None) -> bool:
     return False
 
@@ -161,27 +51,28 @@ class PreemptionQueue:
         capacity: int,
         clock: Callable[[], float] = time.monotonic,
         *,
-        is_limited: Callable[[Entry], bool] = _is_never_limited,
-        limited: LimitedTasks | None = None,
+        parking: Parking | None = None,
+        needs_gate: Callable[[Entry], bool] | None = None,
         is_fair: Callable[[str | None], bool] = _is_never_fair,
+        turns: Callable[[float], Lanes] | None = None,
         isolated: IsolatedRoom | None = None,
     ) -> None:
-        """`is_limited` tells whether a task may need a permit. Then it waits in `limited` when it is ready.
+        """`needs_gate` tells whether a task may have to wait at the gate. Then it waits in `parking` when it is ready.
 
-        `is_fair` tells whether a queue has fair turns.
+        `is_fair` tells whether the tenants of a queue take turns. `turns` then makes the lanes, from `PREFERENCE`.
 
         `isolated`: the room for isolated handlers, if the app has some. Their tasks stay here while there is no room.
         """
         self.capacity = capacity
         self._clock = clock
-        self._is_limited = is_limited if limited is not None else _is_never_limited
-        self._limited = limited
-        if limited is not None:
-            limited.dismiss = self._forget
-        #: The number of ready tasks in `_limited`. While it is 0, limits cost nothing.
-        self._limited_cnt = 0
-        #: Whether limited tasks are left out for now.
-        self.puts_limited_off = False
+        self._needs_gate = needs_gate
+        self._parking = parking
+        if parking is not None:
+            parking.dismiss = self._forget
+        #: The number of ready tasks in `_parking`. While it is 0, the gate costs nothing.
+        self._gated_cnt = 0
+        #: Whether gated tasks are left out for now.
+        self.puts_gated_off = False
         self._is_fair = is_fair
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
@@ -192,12 +83,12 @@ class PreemptionQueue:
         self._waiting: list[tuple[float, int, Entry]] = []
         self._isolated = isolated
         self._room = 0
-        self._idle = 0  #: the number of limited tasks of isolated handlers that may be claimed
+        self._idle = 0  #: the number of gated tasks of isolated handlers that may be claimed
         #: The ready tasks for which this worker ranks first, and all other ready tasks. If the app has isolated
         #: handlers, their tasks follow, in the same two kinds. `take` returns tasks of only one kind.
-        self._ready: tuple[Ready[Entry], ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
+        self._ready: tuple[Ready, ...] = tuple(Ready() for _ in range(2 if isolated is None else 4))
         #: The ready tasks of queues with fair turns; and apart from them, those of isolated handlers.
-        self._turns: tuple[Turns[Entry], ...] = tuple(Turns(PREFERENCE) for _ in self._ready[::2])
+        self._turns: tuple[Lanes, ...] = () if turns is None else tuple(turns(PREFERENCE) for _ in self._ready[::2])
         #: The number of ready tasks in `_turns`. While it is 0, turns cost nothing.
         self._turn_cnt = 0
         self._now = 0.0
@@ -269,7 +160,7 @@ class PreemptionQueue:
         kind = (rank > 0) + 2 * self.is_isolated(name)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
         entry.limit_key, entry.moment, entry.is_lapsed = limit_key, moment, is_lapsed
-        entry.is_limited = queue is not None and self._is_limited(entry)
+        entry.is_gated = queue is not None and self._needs_gate is not None and self._needs_gate(entry)
         self._entries[task_id] = entry
         self.queued_cnt += 1
         ready_at = entry.ready_at
@@ -306,7 +197,7 @@ class PreemptionQueue:
         return True
 
     def sort_anew(self) -> None:
-        """Queue all tasks again. Call this when limits or fair turns have changed."""
+        """Queue all tasks again. Call this when other tasks need the gate, or take turns."""
         entries = list(self._entries.values())
         for entry in entries:
             self._forget(entry)
@@ -356,7 +247,7 @@ class PreemptionQueue:
         """Remove and return at most `limit` ready tasks, the highest priority first.
 
         The returned tasks are all of one kind. They agree in three things: whether this worker ranks first for them,
-        whether they are begun, and whether they are limited. So a task of another kind may have to wait, although it
+        whether they are begun, and whether they are gated. So a task of another kind may have to wait, although it
         has the same priority and has been due for longer. In a queue with fair turns, they are of one tenant after the
         other.
         """
@@ -369,13 +260,13 @@ class PreemptionQueue:
         if first is None:
             return taken
         if first.is_isolated:
-            limit = min(limit, self._idle if first.is_limited else self._room)
-        kind = (first.is_begun, first.rank > 0, first.is_isolated) if not first.is_limited else first.is_begun
+            limit = min(limit, self._idle if first.is_gated else self._room)
+        kind = (first.is_begun, first.rank > 0, first.is_isolated) if not first.is_gated else first.is_begun
         while len(taken) < limit:
             entry = source.head(now)
             if entry is None:
                 break
-            its = (entry.is_begun, entry.rank > 0, entry.is_isolated) if not first.is_limited else entry.is_begun
+            its = (entry.is_begun, entry.rank > 0, entry.is_isolated) if not first.is_gated else entry.is_begun
             if its != kind or entry.is_isolated != first.is_isolated:
                 break
             if rival is not None and rival.order[:2] < entry.order[:2]:
@@ -424,10 +315,10 @@ class PreemptionQueue:
         return entry is not None and entry.rank == 0
 
     @property
-    def is_limited_next(self) -> bool:
-        """Whether the next task is limited. Read this only right after `next_ready` has returned 0."""
+    def is_gated_next(self) -> bool:
+        """Whether the next task is gated. Read this only right after `next_ready` has returned 0."""
         entry = self._first()
-        return entry is not None and entry.is_limited
+        return entry is not None and entry.is_gated
 
     @property
     def is_rescue_next(self) -> bool:
@@ -456,9 +347,9 @@ class PreemptionQueue:
     def _make_ready(self, entry: Entry, sequence: int) -> None:
         entry.is_ready = True
         kind = entry.kind
-        if entry.is_limited and self._limited is not None:
-            if self._limited.push(entry, sequence):
-                self._limited_cnt += 1
+        if entry.is_gated and self._parking is not None:
+            if self._parking.push(entry, sequence):
+                self._gated_cnt += 1
             else:
                 entry.is_dropped = True
                 del self._entries[entry.task_id]
@@ -480,7 +371,7 @@ class PreemptionQueue:
         The tasks of isolated handlers are left out while there is no room for them.
         """
         own, rest = self._ready[:2]
-        if self._turn_cnt or self._limited_cnt:
+        if self._turn_cnt or self._gated_cnt:
             return self._of_all_sources()
         if self._room > 0:
             return sorted(self._ready, key=lambda ready: (0, item) if (item := ready.first()) is not None else (1,))
@@ -491,8 +382,8 @@ class PreemptionQueue:
     def _of_all_sources(self) -> Sequence[Source]:
         count = len(self._ready) if self._room > 0 else 2
         sources: list[Source] = [*self._ready[:count], *self._turns[: count // 2]]
-        if self._limited is not None and not self.puts_limited_off:
-            sources.append(self._limited)
+        if self._parking is not None and not self.puts_gated_off:
+            sources.append(self._parking)
         heads = [source.head(self._now) for source in sources]
         ranked = sorted(
             range(len(sources)), key=lambda index: (0, head.order) if (head := heads[index]) is not None else (1,)
@@ -504,10 +395,10 @@ class PreemptionQueue:
         if self._isolated is None:
             return
         self._room = self._isolated.count() if self._has_isolated else 0
-        if self._limited is not None and self._limited_cnt:
-            # A permit would be used up while the task waits for an executor.
-            self._idle = self._isolated.count_idle() if self._limited.has_isolated else 0
-            self._limited.leave_out_isolated(leaves_out=self._idle <= 0)
+        if self._parking is not None and self._gated_cnt:
+            # What has passed the gate must begin at once, and not wait for an executor.
+            self._idle = self._isolated.count_idle() if self._parking.has_isolated else 0
+            self._parking.leave_out_isolated(leaves_out=self._idle <= 0)
 
     @property
     def _has_isolated(self) -> bool:
@@ -517,9 +408,9 @@ class PreemptionQueue:
 
     def _forget(self, entry: Entry) -> None:
         entry.is_dropped = True
-        if entry.is_ready and entry.is_limited and self._limited is not None:
-            self._limited_cnt -= 1
-            self._limited.forget(entry)
+        if entry.is_ready and entry.is_gated and self._parking is not None:
+            self._gated_cnt -= 1
+            self._parking.forget(entry)
         elif entry.is_ready:
             self._ready_cnt[entry.kind] -= 1
             self._turn_cnt -= entry.lane is not None
@@ -530,12 +421,12 @@ class PreemptionQueue:
         # Ready tasks are kept first, in their order. After them, the tasks that become due soonest are kept.
         ready = [item[2] for item in sorted(chain(*self._ready))]
         waiting = [item[2] for item in sorted(self._waiting) if not item[2].is_dropped]
-        free = [entry for entry in waiting if not entry.is_limited]
+        free = [entry for entry in waiting if not entry.is_gated]
         turning = self._in_turns(entry for entry in free if entry.lane is not None)
         plain = [*ready, *(entry for entry in free if entry.lane is None)]
-        held = [] if self._limited is None else in_equal_parts(sorted(self._limited.entries(), key=_order))
-        limited = [*held, *(entry for entry in waiting if entry.is_limited)]
-        groups = [plain, turning, limited]
+        parked = [] if self._parking is None else in_equal_parts(sorted(self._parking.entries(), key=_order))
+        gated = [*parked, *(entry for entry in waiting if entry.is_gated)]
+        groups = [plain, turning, gated]
         if self._is_shared:
             groups = [[e for e in group if self._is_apart(e) == is_apart] for group in groups for is_apart in (0, 1)]
         # If there are many of each, each keeps an equal part of the room.
@@ -545,8 +436,8 @@ class PreemptionQueue:
             room -= kept
             for entry in group[kept:]:
                 self.has_more_isolated |= self._is_apart(entry)
-                if entry.is_limited and entry.is_ready and self._limited is not None:
-                    self._limited.cut(entry)
+                if entry.is_gated and entry.is_ready and self._parking is not None:
+                    self._parking.cut(entry)
                 self._forget(entry)
         self.has_more = True
         self._clear_dropped()
@@ -564,9 +455,9 @@ class PreemptionQueue:
         return in_equal_parts([*ready, *waiting])
 
     def _item_count(self) -> int:
-        in_windows = 0 if self._limited is None else self._limited.item_cnt
+        parked = 0 if self._parking is None else self._parking.item_cnt
         in_turns = sum(turns.item_cnt for turns in self._turns)
-        return len(self._waiting) + sum(map(len, self._ready)) + in_turns + in_windows
+        return len(self._waiting) + sum(map(len, self._ready)) + in_turns + parked
 
     def _clear_dropped(self) -> None:
         self._waiting = [item for item in self._waiting if not item[2].is_dropped]
@@ -575,8 +466,23 @@ class PreemptionQueue:
             ready.clear_dropped()
         for turns in self._turns:
             turns.clear_dropped()
-        if self._limited is not None:
-            self._limited.clear_dropped()
+        if self._parking is not None:
+            self._parking.clear_dropped()
+
+
+def in_equal_parts(entries: Iterable[Entry]) -> list[Entry]:
+    """Return these tasks, which are in the order in which each tenant's are kept, so that each tenant keeps a part.
+
+    The first of each tenant come first, then the second of each.
+    """
+    places: dict[Lane | None, int] = {}
+    placed: list[tuple[int, int, Entry]] = []
+    for index, entry in enumerate(entries):
+        place = places.get(entry.lane, 0)
+        places[entry.lane] = place + 1
+        placed.append((place, index, entry))
+    placed.sort(key=lambda item: item[:2])
+    return [entry for _, _, entry in placed]
 
 
 def _order(entry: Entry) -> Order:

@@ -5,29 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 
 from mtask.errors import DatabaseUnavailable
-from mtask.features.controls.fair_scans import TurnScans
-from mtask.features.limits.pools import ALL
-from mtask.features.limits.targets import ScanTarget, scan_targets
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.filters import Filter, other_than, without_tenants
-from mtask.kernel.worker.discovery.buffer import Order, PreemptionQueue
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
+from mtask.kernel.worker.discovery.quarantine import Quarantine
+from mtask.kernel.worker.process.part import Gate, ScanTarget
 from mtask.kernel.worker.process.state import Scope
-from mtask.kernel.worker.process.time import seconds_of
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 
-#: A queue with a limit is scanned alone. The batch of this scan is smaller: the usual size is divided by this number.
+#: The batch of a scan that is one of several is smaller: the usual size is divided by this number.
 _APART = 4
 #: A share scan looks only for tasks of this worker's share. To be worth it, the scan must find enough tasks: at least
 #: the queue's capacity divided by this number. A look at the tasks of all workers brings as many.
@@ -54,17 +51,25 @@ _URGENT_MS, _URGENT_CNT = 1_000, 200
 class Batches:
     """Asks the database for tasks, and puts them into the inbox."""
 
-    def __init__(self, scope: Scope, queue: PreemptionQueue, admission: Admission, inbox: Inbox, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        queue: PreemptionQueue,
+        checks: Checks,
+        quarantine: Quarantine,
+        gate: Gate | None,
+        inbox: Inbox,
+        ranks: Ranks,
+    ) -> None:
         self._scope = scope
         self._store = scope.store
         self._queue = queue
-        self._controls = admission.controls
-        self._limits = admission.limits
-        self._quarantine = admission.quarantine
-        self._keys = admission.keys
+        self._controls = checks.controls
+        self._gate = gate
+        self._quarantine = quarantine
+        self._keys = checks.keys
         self._inbox = inbox
         self._ranks = ranks
-        self._turns = TurnScans(scope.worker_id, self._take, scope.store.run, self._note_tenants)
         self._all_at = 0.0
         #: The duration of the last scan for the tasks of all workers, in seconds.
         self.all_took = 0.0
@@ -79,8 +84,9 @@ class Batches:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the tasks of a backlog differ in priority and age alone: no limits, no turns, no paused tenant."""
-        return not (self._limits.is_any or self._controls.fair_queues or self._controls.paused_tenants)
+        """Whether the tasks of a backlog differ in priority and age alone: no gate, no turns, no paused tenant."""
+        is_open = self._gate is None or self._gate.is_open
+        return is_open and not (self._controls.fair_queues or self._controls.paused_tenants)
 
     @property
     def _enough(self) -> int:
@@ -141,8 +147,8 @@ class Batches:
 
     def _share(self, now: float) -> tuple[list[Filter], float]:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
-        # If some queue has a limit, there are no share scans: each queue is scanned as its permits allow. Nor are there
-        # if a tenant is paused, or tenants take turns.
+        # There are no share scans if tasks may have to wait at the gate: each queue is scanned as the gate allows. Nor
+        # are there if a tenant is paused, or tenants take turns.
         return self._ranks.share(self._controls.names) if self.is_plain and now >= self._next_share else ([], 1.0)
 
     async def scan_share(self) -> bool:
@@ -267,13 +273,14 @@ class Batches:
             found = await self.scan_within(timedelta(0), names=names, timeout=timeout)
         return not found.is_complete
 
-    async def scan_for_permits(self) -> None:
-        """Scan the limited queues of which few tasks wait here for permits, and more in the database."""
-        wanted = [queue for queue in self._controls.queues if self._limits.windows.wants_more(queue)]
-        for target in scan_targets(wanted, self._controls, self._limits):
+    async def scan_for_gate(self) -> None:
+        """Scan the queues of which few tasks wait here at the gate, and more in the database."""
+        if self._gate is None:
+            return
+        for target in self._gate.targets([queue for queue in self._controls.queues if self._gate.wants_more(queue)]):
             if target.queues:  # else it is for what is of no queue
                 await self._scan_target(target, self._controls.names, timedelta(0), begun_only=False)
-        self._limits.look_for_more()
+        self._gate.look_for_more()
 
     async def scan_within(
         self,
@@ -284,7 +291,7 @@ class Batches:
         timeout: timedelta | None = None,
         begun_only: bool = False,
     ) -> finding.Scan:
-        """Scan all queues. Each queue with a limit or fair turns gets a scan of its own.
+        """Scan all queues, with a scan for each target of the gate.
 
         `limit`: the most tasks of one query. None: the queue's capacity.
         `names`: the names of the tasks. None: all of this worker.
@@ -292,16 +299,16 @@ class Batches:
         """
         names = self._controls.names if names is None else names
         is_complete, has_future = True, False
-        for target in scan_targets(self._controls.queues, self._controls, self._limits):
+        queues = self._controls.queues
+        for target in [ScanTarget(queues)] if self._gate is None else self._gate.targets(queues):
             found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
-            if not target.is_apart or (target.is_fair and target.queues[0] not in self._controls.limits):
-                # What waits for permits is scanned as its windows ask for it.
+            if not target.is_on_demand:
                 is_complete, has_future = is_complete and found.is_complete, has_future or found.has_future
             elif not found.is_complete and found.has_future:
                 # Tasks that are not yet due may have filled the batch and kept due tasks out.
                 await self._scan_target(target, names, timedelta(0), begun_only=begun_only)
-        if self._limits.is_any:
-            self._limits.look_for_more()
+        if self._gate is not None:
+            self._gate.look_for_more()
         return finding.Scan([], None, is_complete, has_future)
 
     async def _scan_target(
@@ -314,33 +321,18 @@ class Batches:
         *,
         begun_only: bool,
     ) -> finding.Scan:
-        target = replace(target, is_of_some_names=names != self._controls.names)
+        if names != self._controls.names:
+            target = replace(target, note=None)  # a scan for some names does not tell what else waits
         limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
+        paused = self._controls.paused_tenants
         worker_id, also = self._scope.worker_id, [*self._not_left_alone(), *target.guards]
-        if target.is_fair and not begun_only:
-            return await self._turns.scan(target, names, _ms(horizon), limit, also)
-        also += without_tenants(target.paused_tenants)
+        if target.scanner is not None and not begun_only:
+            return await target.scanner.scan(self._take, target, names, _ms(horizon), limit, also, paused)
+        also += without_tenants({None: paused})
         given = (target.queues, names, worker_id, _ms(horizon), limit, also)
         if begun_only:
             return await self._take(finding.scan_begun(*given))
-        return await self._take(finding.scan(*given, timeout=timeout), note=partial(self._note_found, target))
-
-    def _note_found(self, target: ScanTarget, found: finding.Scan) -> None:
-        """Note up to which task the windows of these queues hold all that wait."""
-        if not self._limits.is_any or target.is_of_some_names:
-            return
-        bound = ALL
-        if not found.is_complete:
-            places = filter(None, map(finding.place_of, found.documents))
-            bound = max(((True, -priority, seconds_of(moment)) for priority, moment in places), default=ALL)
-        self._limits.windows.found(target.queues, bound, lanes=target.lanes, left_out=target.left_out)
-
-    def _note_tenants(self, target: ScanTarget, bounds: Mapping[str | None, Order], is_cut: bool) -> None:
-        (queue,) = target.queues
-        if self._limits.is_any and not target.is_of_some_names:
-            self._limits.windows.found_of_tenants(
-                queue, bounds, is_cut=is_cut, lanes=target.lanes, left_out=target.left_out
-            )
+        return await self._take(finding.scan(*given, timeout=timeout), note=target.note)
 
     async def _take(
         self,

@@ -67,12 +67,12 @@ class Scans:
         self._full_asked, self._full_done = 1, 0
         self._is_setup_due = False
         self._is_refill = False
-        #: Whether tasks are wanted for the permits of some queues.
-        self._is_for_permits = False
+        #: Whether the gate wants more tasks of some queues.
+        self._is_for_gate = False
         #: Whether a scan is under way, and whether a refill was asked for meanwhile. The scan may bring enough.
         self._is_scanning = self._is_refill_asked = False
         #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
-        #: count is limited to the share if the share had enough tasks, or if another share scan may follow.
+        #: count is that of the share alone if the share had enough tasks, or if another share scan may follow.
         self._scanned, self._counts_own = 0, False
         self._scanned_at = 0.0
         #: Set while the last scan left due tasks unread.
@@ -114,9 +114,9 @@ class Scans:
         self._is_refill = True
         self._wake.set()
 
-    def ask_for_permits(self) -> None:
-        """Scan soon the queues of which few tasks wait here for permits."""
-        self._is_for_permits = True
+    def ask_for_gate(self) -> None:
+        """Scan soon the queues of which few tasks wait here at the gate."""
+        self._is_for_gate = True
         self._wake.set()
 
     def refill(self) -> None:
@@ -163,12 +163,12 @@ class Scans:
                 asked = self._full_asked
                 is_regular, is_full = monotonic() >= next_regular, self._is_full_due
                 self._is_refill &= not (is_regular or is_full)
-                is_for_permits, self._is_for_permits = self._is_for_permits, False
+                is_for_gate, self._is_for_gate = self._is_for_gate, False
                 if is_regular or is_full or self._is_refill or self._is_setup_due or has_failed:
                     await self._scan(is_full=is_full)
-                elif is_for_permits:
+                elif is_for_gate:
                     self._wake.clear()
-                    await self._batches.scan_for_permits()
+                    await self._batches.scan_for_gate()
                 else:
                     # Workers have come or gone. The stream tells of new tasks, so a scan would bring none.
                     self._wake.clear()

@@ -23,7 +23,7 @@ from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 
 #: The smallest number that `Peers.last` returns if there are other workers. A worker with this rank waits longest, even
-#: if there are few workers: see `mtask.kernel.worker.discovery.buffer.MAX_STAGGER`.
+#: if there are few workers: see `mtask.kernel.worker.discovery.ready.MAX_STAGGER`.
 _BEHIND = 3
 #: The array type code of a score: an unsigned integer of four bytes.
 _SCORE = "I"

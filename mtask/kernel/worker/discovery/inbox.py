@@ -16,11 +16,12 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
+from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 
 #: The delay of a lookup for each worker that ranks before this one, and the longest total delay, in seconds. The first
 #: worker that looks a task up claims it. The other workers hear of the claim from the change stream.
@@ -37,17 +38,24 @@ class Inbox:
     """Puts tasks into the preemption queue."""
 
     def __init__(
-        self, scope: Scope, queue: PreemptionQueue, admission: Admission, questions: Questions, ranks: Ranks
+        self,
+        scope: Scope,
+        queue: PreemptionQueue,
+        checks: Checks,
+        quarantine: Quarantine,
+        losses: Losses,
+        questions: Questions,
+        ranks: Ranks,
     ) -> None:
         self._scope = scope
         self._ledger = scope.ledger
         self._queues = frozenset(scope.queues)
         self._names = frozenset(scope.names)
         self._queue = queue
-        self._controls = admission.controls
-        self._quarantine = admission.quarantine
-        self._keys = admission.keys
-        self._losses = admission.losses
+        self._controls = checks.controls
+        self._keys = checks.keys
+        self._quarantine = quarantine
+        self._losses = losses
         self._questions = questions
         self._ranks = ranks
 

@@ -20,12 +20,13 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery.inbox import Inbox
+from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 #: The most tasks of one lookup.
@@ -40,13 +41,21 @@ _CLAIM_TIME = 0.1
 class Lookups:
     """Reads the tasks that `Questions` has collected, and decides what to do with each task."""
 
-    def __init__(self, scope: Scope, admission: Admission, questions: Questions, inbox: Inbox, pinger: Pinger) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        checks: Checks,
+        quarantine: Quarantine,
+        questions: Questions,
+        inbox: Inbox,
+        pinger: Pinger,
+    ) -> None:
         self._store = scope.store
         self._scope = scope
         self._ledger = scope.ledger
-        self._controls = admission.controls
-        self._quarantine = admission.quarantine
-        self._keys = admission.keys
+        self._controls = checks.controls
+        self._keys = checks.keys
+        self._quarantine = quarantine
         self._questions = questions
         self._inbox = inbox
         self._pinger = pinger

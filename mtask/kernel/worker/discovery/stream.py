@@ -223,8 +223,8 @@ class StreamLoop:
         elif event.kind is EventKind.CONTROLS_CHANGED:
             self._hearing.widen()
             self._controls.wake()
-        elif event.kind is EventKind.PERMITS_CALLED:
-            self._scope.signals.permits_called.send(event.task_id, event.permit_cnt)
+        elif event.kind is EventKind.CALLED:
+            self._scope.signals.called.send(event.task_id, event.call)
         elif event.kind is EventKind.SCHEDULES_CHANGED:
             self._scope.signals.schedules_changed.send()
         elif event.kind is EventKind.COLLECTION_LOST:
@@ -272,8 +272,8 @@ class Hearing:
 
     @property
     def _is_plain(self) -> bool:
-        # A limit, fair turns or a paused tenant may hold back one task and not the next. So ranks alone do not tell who
-        # takes a task.
+        # The gate, fair turns or a paused tenant may hold back one task and not the next. So ranks alone do not tell
+        # who takes a task.
         return self._batches.is_plain
 
     def heard_appeal(self) -> None:

@@ -7,6 +7,18 @@ have no hooks: each process must send the same ones, whatever it has loaded.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from mtask.kernel.document.task import StoredTask
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations.find_due import Scan
+from mtask.kernel.statements.filters import Filter
+from mtask.kernel.worker.discovery.ready import Entry, Parking
+from mtask.kernel.worker.running.run import HeldRun
+
 
 class Part:
     """What a feature does in a worker."""
@@ -16,3 +28,137 @@ class Part:
 
         `count` is the number of regular scans before this one. `is_full`: it also looks for what is seldom there.
         """
+
+
+# --- the gate --------------------------------------------------------------------------------------------
+
+# The gate: keeps due tasks waiting, in the memory of this worker, until they may be claimed.
+#
+# A worker has one gate at most.
+
+
+class TakeScan(Protocol):
+    """Runs a scan and puts what it finds into the inbox. Before that, it calls `note`."""
+
+    def __call__(self, scan: Operation[Scan], /, *, note: Callable[[Scan], None] | None) -> Awaitable[Scan]:
+        """Return the scan."""
+
+
+class Scanner(Protocol):
+    """Scans a queue in another order than by priority and age."""
+
+    async def scan(
+        self,
+        take: TakeScan,
+        target: ScanTarget,
+        names: Sequence[str],
+        horizon_ms: int,
+        capacity: int,
+        also: list[Filter],
+        without: Collection[str],
+        /,
+    ) -> Scan:
+        """Take tasks of the target's queue, but of no tenant in `without`. `also` holds further guards."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTarget:
+    """The queues that one scan covers, and the tasks that it leaves out."""
+
+    queues: list[str]
+    #: The conditions that leave tasks out.
+    guards: Sequence[Filter] = ()
+    #: Scans the single queue of this target. None: it is scanned as all others.
+    scanner: Scanner | None = None
+    #: Whether the scan is one of several, each of which brings less.
+    is_apart: bool = False
+    #: Whether the gate asks for more itself when few of the tasks are left that the scan brings.
+    is_on_demand: bool = False
+    #: Told of what the scan brings. None: nobody is to be told.
+    note: Callable[[Scan], None] | None = None
+
+
+class Admission(Protocol):
+    """What a gate gives for one claim: the tasks that may be claimed now."""
+
+    @property
+    def task_ids(self) -> list[str]:
+        """The ids of these tasks."""
+
+    @property
+    def token(self) -> str:
+        """The token of the claim. Its run_ids begin with this token."""
+
+    @property
+    def claim_by(self) -> datetime | None:
+        """The time until which the tasks may be claimed, by the server's clock; None: at any time."""
+
+    @property
+    def guard(self) -> list[Filter]:
+        """The conditions of the claim."""
+
+    def hold(self, task_ids: Iterable[str]) -> None:
+        """Note that the claim has won these tasks. The caller must call `Gate.release` for the run of each."""
+
+    def time_begin(self, run: HeldRun) -> None:
+        """Let the handler of a run begin when it may, and hear of its begin."""
+
+    async def settle(self, lost: Sequence[str]) -> None:
+        """Give back what the gate has given for these tasks, which the claim has lost."""
+
+
+class Gate(Protocol):
+    """Keeps tasks waiting. The tasks of one queue pass it in their order."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no task has to wait at the gate now."""
+
+    @property
+    def parking(self) -> Parking:
+        """Where ready tasks wait."""
+
+    def needs(self, task: Entry | StoredTask, /) -> bool:
+        """Whether a task may have to wait at the gate."""
+
+    def guard_of_free(self) -> list[Filter]:
+        """Return the guard of a claim without an admission. It refuses a task that needs one after all."""
+
+    def pick(self, entries: Iterable[Entry]) -> None:
+        """Note the tasks that were taken from `parking`. The caller must call `landed` for each."""
+
+    def has_fallen_back(self, task: StoredTask, now: datetime) -> bool:
+        """Whether a task that was picked has lost its place, as its document says. `now`: the server's time."""
+
+    def landed(self, task_ids: Iterable[str]) -> None:
+        """Let other tasks pass in place of those that did not."""
+
+    async def admit(
+        self,
+        tasks: Sequence[StoredTask],
+        token: str,
+        now: datetime,
+        refuse: Callable[[Sequence[StoredTask], Sequence[StoredTask]], None],
+        dead: Sequence[tuple[str, str]] = (),
+        /,
+    ) -> Admission:
+        """Ask for these tasks to pass.
+
+        `now`: the server's time at which the tasks were read. `dead`: the tasks and the tokens of closed runs, whose
+        place these tasks take. `refuse` is called at once with the tasks that wait again, and with those that another
+        worker is about to claim. Raises DatabaseError.
+        """
+
+    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
+        """Forget a run, and let others pass in its place if `is_closed`: it is closed, or its task was removed."""
+
+    # --- scans ----------------------------------------------------------------------------------------------
+
+    def targets(self, queues: Sequence[str]) -> list[ScanTarget]:
+        """Return the scans that cover these queues."""
+
+    def wants_more(self, queue: str) -> bool:
+        """Whether a scan should find more tasks of this queue: few wait here, and more in the database."""
+
+    def look_for_more(self) -> None:
+        """Ask for a scan soon if some queue wants more."""

@@ -180,13 +180,13 @@ class Signals:
         self.queue_checked: Signal[[]] = Signal()
         #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
-        #: Permits of a pool are left for tasks that wait in this worker.
-        self.permits_called: Signal[[str, int]] = Signal()
-        #: More tasks may wait for permits than this worker knows, so a scan for due tasks is needed.
-        self.permits_freed: Signal[[]] = Signal()
+        #: A document in `places` calls this worker: its id, and its `call`.
+        self.called: Signal[[str, Any]] = Signal()
+        #: The gate may soon let more tasks pass than this worker knows, so a scan for due tasks is needed.
+        self.gate_drained: Signal[[]] = Signal()
         #: A queue or task name was resumed, so a scan for all waiting tasks is needed.
         self.controls_resumed: Signal[[]] = Signal()
-        #: Pauses, limits or retention have changed.
+        #: Controls of this worker's queues, names or tenants have changed.
         self.controls_changed: Signal[[]] = Signal()
         #: Waits for the claims and removals that began before a control changed. They must end before the worker
         #: confirms the change.

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any
 
 from mtask.features.encryption.worker import Unreadable
-from mtask.features.limits.worker import Admitted
 from mtask.kernel.document import rules
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.status import RunStatus
@@ -16,13 +15,15 @@ from mtask.kernel.document.task import StoredTask
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
 from mtask.kernel.operations.find_due import lapse_in
+from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.counts import due_since
+from mtask.kernel.worker.process.part import Admission, Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Slots
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 
 Document = dict[str, Any]
 
@@ -34,7 +35,9 @@ class Adoption:
         self,
         scope: Scope,
         handlers: Mapping[str, Handler],
-        admission: Admission,
+        checks: Checks,
+        quarantine: Quarantine,
+        gate: Gate | None,
         questions: Questions,
         runner: Runner,
         slots: Slots,
@@ -43,10 +46,10 @@ class Adoption:
         self._ledger = scope.ledger
         self._meter = scope.meter
         self._handlers = handlers
-        self._controls = admission.controls
-        self._limits = admission.limits
-        self._quarantine = admission.quarantine
-        self._keys = admission.keys
+        self._controls = checks.controls
+        self._quarantine = quarantine
+        self._gate = gate
+        self._keys = checks.keys
         self._questions = questions
         self._runner = runner
         self._slots = slots
@@ -56,8 +59,8 @@ class Adoption:
 
     async def adopt(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start the runs that a claim has won. After that, close the runs that cannot be started."""
-        if attempt.admitted is not None:
-            self._limits.hold(attempt.admitted, [document["_id"] for document in documents])
+        if attempt.admission is not None:
+            attempt.admission.hold([document["_id"] for document in documents])
         run_ids = attempt.run_ids
         refused: list[tuple[dict[str, Any], Exception]] = []
         now = monotonic()
@@ -78,7 +81,8 @@ class Adoption:
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
                 run.sealer = self._keys.sealer
-                self._limits.time_begin(run, attempt.admitted)
+                if attempt.admission is not None:
+                    attempt.admission.time_begin(run)
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
@@ -99,7 +103,7 @@ class Adoption:
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._questions.ask_holder(task_id)
             else:
-                self._limits.release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
+                self._release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._runner.hold(held)
         if self._controls.fair_queues:
             self._keep_turns(held, attempt)
@@ -116,7 +120,11 @@ class Adoption:
                 if is_closed:
                     self._meter.refused(document.get("queue"), document.get("name"))
             finally:
-                self._limits.release(document["_id"], run_id, is_closed=is_closed)
+                self._release(document["_id"], run_id, is_closed=is_closed)
+
+    def _release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
+        if self._gate is not None:
+            self._gate.release(task_id, run_id, is_closed=is_closed)
 
     def _keep_turns(self, held: list[HeldRun], attempt: Attempt) -> None:
         """Sort runs as the claim has named their tasks, and have those that take turns start in this order."""
@@ -140,11 +148,12 @@ class Adoption:
                 continue
             run = HeldRun(facts, document, self._handlers[facts.name], attempt.sent)
             self._meter.claimed(facts, facts.due)
-            self._limits.time_begin(run, attempt.admitted)
+            if attempt.admission is not None:
+                attempt.admission.time_begin(run)
             if run.is_lease_valid:
                 held.append(run)
             else:
-                self._limits.release(task_id, facts.run_id, is_closed=False)
+                self._release(task_id, facts.run_id, is_closed=False)
         return held, others
 
     async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
@@ -176,9 +185,9 @@ class Adoption:
         await self.adopt(documents, attempt)
 
     async def give_up(self, task_ids: Sequence[str], attempt: Attempt) -> None:
-        """Give back the permits of tasks that the claim did not win."""
-        if attempt.admitted is not None and task_ids:
-            await self._limits.settle(attempt.admitted, task_ids)
+        """Give back what the gate has given for tasks that the claim did not win."""
+        if attempt.admission is not None and task_ids:
+            await attempt.admission.settle(task_ids)
 
 
 # --- attempt ---------------------------------------------------------------------------------------------
@@ -193,8 +202,8 @@ class Attempt:
     task_ids: Sequence[str]
     token: str
     sent: float
-    #: The permits of the tasks; None: the tasks need no permits.
-    admitted: Admitted | None = None
+    #: What the gate has given for the tasks; None: they did not wait there.
+    admission: Admission | None = None
 
     @property
     def run_ids(self) -> dict[str, str]:

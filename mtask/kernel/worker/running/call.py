@@ -87,7 +87,7 @@ class Caller:
 
     async def call(self, run: HeldRun, called: Called) -> None:
         """Call the run's handler. Store its result or its exception in `called`."""
-        if run.not_before:  # the limit on its starts has room for it only then
+        if run.not_before:  # the gate lets it begin only then
             try:
                 await asyncio.sleep(max(0.0, run.not_before - monotonic()))
             except BaseException as error:  # the run was ended meanwhile

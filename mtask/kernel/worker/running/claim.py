@@ -14,23 +14,24 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
-from mtask.features.limits import operations as permits
-from mtask.features.limits.worker import Admitted
 from mtask.kernel.document.identity import fresh_token
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import sessions
+from mtask.kernel.statements.filters import Filter
 from mtask.kernel.statements.finish import Outcome
+from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Admission, Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.kernel.worker.running.accept import Adoption, Attempt
 from mtask.kernel.worker.running.slots import Pace
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 
 #: The shortest and the longest time limit of a claim that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
@@ -45,7 +46,10 @@ class Sender:
     def __init__(
         self,
         scope: Scope,
-        admission: Admission,
+        checks: Checks,
+        quarantine: Quarantine,
+        losses: Losses,
+        gate: Gate | None,
         lookups: Lookups,
         adoption: Adoption,
         recovery: Recovery,
@@ -55,15 +59,16 @@ class Sender:
         self._store = scope.store
         self._tempo = scope.tempo
         self._clock = scope.clock
-        self._admission = admission
-        self._limits = admission.limits
-        self._quarantine = admission.quarantine
+        self._checks = checks
+        self._quarantine = quarantine
+        self._losses = losses
+        self._gate = gate
         self._lookups = lookups
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
         self._landings = Landings()
-        #: The requests for permits: those of the first tasks are made first.
+        #: The requests to the gate: those of the first tasks are made first.
         self._requests = Landings()
         #: The asyncio tasks that claim single tasks. Groups are claimed at the same time and do not wait for them.
         self._apart: set[asyncio.Task[None]] = set()
@@ -86,7 +91,7 @@ class Sender:
     async def claim(self, task_ids: list[str], claim: Callable[[], Awaitable[Collection[str]]]) -> None:
         """Claim these tasks with the function `claim`, and free the slots that were reserved for them.
 
-        `claim` calls `claim_free` or `claim_limited`. It returns the tasks that now get claims of their own. Their
+        `claim` calls `claim_free` or `claim_gated`. It returns the tasks that now get claims of their own. Their
         slots stay reserved.
         """
         apart: Collection[str] = ()
@@ -111,7 +116,7 @@ class Sender:
     async def claim_free(
         self, task_ids: list[str], *, lookup_first: bool, is_rescue: bool, is_simple: bool
     ) -> Collection[str]:
-        """Claim tasks that need no permits; return the tasks that now get claims of their own."""
+        """Claim tasks that do not wait at the gate; return the tasks that now get claims of their own."""
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
             return await self._claim_group(task_ids, is_rescue=True)  # a rescue waits for no other task
@@ -122,22 +127,25 @@ class Sender:
                 wanted = [task_id for task_id in task_ids if task_id in due]  # the tenants in their turns
             return await self._claim_group(wanted, is_simple=is_simple, landing=landing)
 
-    async def claim_limited(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
-        """Claim the tasks that get all their permits, and queue the others again.
+    async def claim_gated(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
+        """Claim the tasks that pass the gate, and queue the others again.
 
         Returns the tasks that now get claims of their own, and those that were queued again: they may be under way in
         another claim by now.
         """
+        assert self._gate is not None
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
         back: set[str] = set()
         try:
-            return {*await self._claim_limited(task_ids, back, is_rescue=is_rescue), *back}
+            return {*await self._claim_gated(self._gate, task_ids, back, is_rescue=is_rescue), *back}
         finally:
-            self._limits.landed([task_id for task_id in task_ids if task_id not in back])
+            self._gate.landed([task_id for task_id in task_ids if task_id not in back])
 
-    async def _claim_limited(self, task_ids: list[str], back: set[str], *, is_rescue: bool) -> Collection[str]:
-        """Do as `claim_limited` does. `back` takes the tasks that are queued again."""
+    async def _claim_gated(
+        self, gate: Gate, task_ids: list[str], back: set[str], *, is_rescue: bool
+    ) -> Collection[str]:
+        """Do as `claim_gated` does. `back` takes the tasks that are queued again."""
         with self._requests.begin() as place:
             began = monotonic()
             tasks, now = await self._store.run(self._lookups.still_due_at(task_ids))
@@ -145,10 +153,10 @@ class Sender:
             dead = _lapsed_runs(tasks, now) if is_rescue else []
             if dead:
                 tasks, now, dead = await self._close(dead, tasks)
-            free = [task.id for task in tasks if not self._limits.is_limited(task)]
+            free = [task.id for task in tasks if not gate.needs(task)]
             apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
-            limited = [task for task in tasks if self._limits.is_limited(task)]
-            if not limited or now is None:
+            gated = [task for task in tasks if gate.needs(task)]
+            if not gated or now is None:
                 return apart
             read_at = now
 
@@ -159,37 +167,37 @@ class Sender:
                 back.update(gone)
                 self._scope.signals.claim_landed.send(gone)
 
-            if fallen := [task for task in limited if self._limits.has_fallen_back(task, now)]:
-                self._limits.landed([task.id for task in fallen])  # others ask in their place
+            if fallen := [task for task in gated if gate.has_fallen_back(task, now)]:
+                gate.landed([task.id for task in fallen])  # others ask in their place
                 refuse(fallen, ())
-                limited = [task for task in limited if task.id not in back]
+                gated = [task for task in gated if task.id not in back]
             if not is_rescue:
                 await self._requests.wait_for_earlier(place, took)
-            admitted = await self._limits.admit(limited, fresh_token(), now, refuse, dead)
+            admission = await gate.admit(gated, fresh_token(), now, refuse, dead)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
-            return apart + self.claim_apart(admitted.task_ids, admitted, is_rescue=True, is_first=True)
-        return apart + list(await self._claim_group(admitted.task_ids, admitted=admitted))
+            return apart + self.claim_apart(admission.task_ids, admission, is_rescue=True, is_first=True)
+        return apart + list(await self._claim_group(admission.task_ids, admission=admission))
 
     async def _close(
         self, dead: Sequence[tuple[str, str]], tasks: Sequence[StoredTask]
     ) -> tuple[list[StoredTask], datetime | None, list[tuple[str, str]]]:
         """Close these lapsed runs; return what is still due of the tasks, the time, and the runs that are closed now.
 
-        The permits of the lapsed runs serve these tasks again. No late ping can revive a closed run.
+        These tasks take the place of the lapsed runs. No late ping can revive a closed run.
         """
         closed_cnt = await self._store.run(claims.settle([task_id for task_id, _ in dead]))
         await count_lapses(self._scope, [task_id for task_id, _ in dead], closed_cnt)
         due, now = await self._store.run(self._lookups.still_due_at([task.id for task in tasks]))
-        # The first read may have been older than a ping. What was not closed for that keeps its permit.
+        # The first read may have been older than a ping. What was not closed for that keeps its place.
         closed = _closed_runs(due)
         return due, now, [run for run in dead if run in closed]
 
     def claim_apart(
         self,
         task_ids: list[str],
-        admitted: Admitted | None = None,
+        admission: Admission | None = None,
         *,
         was_held_up: bool = False,
         is_rescue: bool = False,
@@ -202,7 +210,7 @@ class Sender:
         """
         if task_ids:
             job = asyncio.get_running_loop().create_task(
-                self._claim_each(task_ids, admitted, was_held_up=was_held_up, is_rescue=is_rescue, is_first=is_first)
+                self._claim_each(task_ids, admission, was_held_up=was_held_up, is_rescue=is_rescue, is_first=is_first)
             )
             self._apart.add(job)
             job.add_done_callback(self._apart_landed)
@@ -217,7 +225,7 @@ class Sender:
     async def _claim_each(
         self,
         task_ids: Sequence[str],
-        admitted: Admitted | None,
+        admission: Admission | None,
         *,
         was_held_up: bool,
         is_rescue: bool,
@@ -225,7 +233,7 @@ class Sender:
     ) -> None:
         left_alone_cnt = self._held_up_cnt
         each = [
-            self._claim_alone(task_id, index, admitted, is_rescue=is_rescue, is_first=is_first)
+            self._claim_alone(task_id, index, admission, is_rescue=is_rescue, is_first=is_first)
             for index, task_id in enumerate(task_ids)
         ]
         for ended in await asyncio.gather(*each, return_exceptions=True):
@@ -235,14 +243,14 @@ class Sender:
             self._tempo.took(self._wait)  # no document was locked, so the server is busy
 
     async def _claim_alone(
-        self, task_id: str, index: int, admitted: Admitted | None, *, is_rescue: bool, is_first: bool
+        self, task_id: str, index: int, admission: Admission | None, *, is_rescue: bool, is_first: bool
     ) -> None:
         try:
             async with self._at_once:
                 if self._quarantine.was_held_up(task_id):
                     await self._end_lapsed_sessions([task_id])
                 await self._claim_group(
-                    [task_id], is_rescue=is_rescue, admitted=admitted, part=f"-{index}", is_first=is_first
+                    [task_id], is_rescue=is_rescue, admission=admission, part=f"-{index}", is_first=is_first
                 )
         except DatabaseError as error:
             await self._failed([task_id], error)
@@ -255,7 +263,7 @@ class Sender:
         *,
         is_rescue: bool = False,
         is_simple: bool = False,
-        admitted: Admitted | None = None,
+        admission: Admission | None = None,
         part: str = "",
         is_first: bool = True,
         landing: int | None = None,
@@ -263,21 +271,21 @@ class Sender:
         """Claim these tasks and start the runs that were won; return the tasks that now get claims of their own.
 
         `is_simple`: the claim takes its only task for a simple task. If the task is not simple, the claim is lost.
-        `part`: a text that is added to the token of `admitted`. If several claims use the permits of `admitted`, each
-        of the claims needs its own token.
-        `is_first`: no claim was sent before with these permits. The reply of such a claim was lost, or an error: it may
-        have won the tasks that this claim loses. So their permits are not given back: if no run has them, they are
-        reclaimed later.
+        `part`: a text that is added to the token of `admission`. If several claims use it, each of the claims needs its
+        own token.
+        `is_first`: no claim was sent before with this admission. The reply of such a claim was lost, or an error: it
+        may have won the tasks that this claim loses. So nothing is given back for them: if no run has it, the gate
+        finds that out later.
         `landing`: the number of this claim among those whose runs start in their order.
         """
         if not task_ids:
             return ()
-        token = fresh_token() if admitted is None else admitted.token + part
-        attempt = Attempt(task_ids, token, monotonic(), admitted)
+        token = fresh_token() if admission is None else admission.token + part
+        attempt = Attempt(task_ids, token, monotonic(), admission)
         guard = [
-            self._admission.controls.guard(),
-            *self._admission.keys.guard(),
-            *(self._limits.guard_of_free() if admitted is None else admitted.guard),
+            self._checks.controls.guard(),
+            *self._checks.keys.guard(),
+            *(self._guard_of_free() if admission is None else admission.guard),
         ]
         are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)
         timeout = timedelta(seconds=self._wait)
@@ -305,17 +313,17 @@ class Sender:
                 self._tempo.took(timeout.total_seconds())
                 return ()
             if len(task_ids) > 1:
-                return self.claim_apart(left, admitted, was_held_up=True, is_rescue=is_rescue)
+                return self.claim_apart(left, admission, was_held_up=True, is_rescue=is_rescue)
             self._leave_alone(left)
         except MtaskError as error:
             # A malformed document makes the claim of its whole group fail. By then some tasks of the group may be
             # claimed. Each of the other tasks gets a claim of its own.
             left = await self._recovery.recover(attempt)
             if len(task_ids) > 1:
-                return self.claim_apart(left, admitted, is_rescue=is_rescue)
+                return self.claim_apart(left, admission, is_rescue=is_rescue)
             await self._quarantine.examine(left, error)
-            if admitted is not None:
-                await self._limits.settle(admitted, left)
+            if admission is not None:
+                await admission.settle(left)
         else:
             took = monotonic() - attempt.sent
             won = {document["_id"] for document in documents}
@@ -327,15 +335,20 @@ class Sender:
             if landing is not None:
                 await self._landings.wait_for_earlier(landing, took)
             await self._adoption.adopt(documents, attempt)
-            # A claim that came too late for its permits says nothing of its tasks.
-            is_late = admitted is not None and admitted.claim_by is not None and self._clock.now() >= admitted.claim_by
-            self._admission.lost(() if is_late else lost, won)
+            for task_id in won:
+                self._losses.forget(task_id)
+            claim_by = None if admission is None else admission.claim_by
+            if claim_by is None or self._clock.now() < claim_by:  # one that came too late says nothing of its tasks
+                self._losses.add(lost)
             self._scope.signals.tasks_doubtful.send(lost)
-            if admitted is not None and is_first:
-                await self._limits.settle(admitted, lost)
+            if admission is not None and is_first:
+                await admission.settle(lost)
             if closed:
                 await count_lapses(self._scope, lost, sum(closed))
         return ()
+
+    def _guard_of_free(self) -> list[Filter]:
+        return [] if self._gate is None else self._gate.guard_of_free()
 
     @property
     def _wait(self) -> float:
@@ -365,7 +378,7 @@ class Sender:
 def _closed_runs(tasks: Sequence[StoredTask]) -> set[tuple[str, str]]:
     """Return the task and the token of each run that is closed."""
     return {
-        (task.id, permits.token_of(run.run_id))
+        (task.id, claims.token_of(run.run_id))
         for task in tasks
         for run in task.runs
         if run.status is not RunStatus.RUNNING
@@ -376,7 +389,7 @@ def _lapsed_runs(tasks: Sequence[StoredTask], now: datetime | None) -> list[tupl
     """Return the task and the token of each lapsed run."""
     if now is None:
         return []
-    return [(task.id, permits.token_of(run.run_id)) for task in tasks for run in task.runs if run.is_lapsed(now)]
+    return [(task.id, claims.token_of(run.run_id)) for task in tasks for run in task.runs if run.is_lapsed(now)]
 
 
 # --- recovery --------------------------------------------------------------------------------------------

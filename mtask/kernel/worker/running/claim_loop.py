@@ -6,16 +6,19 @@ import asyncio
 from functools import partial
 from time import monotonic
 
-from mtask.kernel.worker.discovery.buffer import Entry, PreemptionQueue
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.overflow import Overflow
+from mtask.kernel.worker.discovery.quarantine import Quarantine
+from mtask.kernel.worker.discovery.ready import Entry
 from mtask.kernel.worker.process.log import logger
+from mtask.kernel.worker.process.part import Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.claim import Sender
 from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.slots import Slots
-from mtask.parts.admission import Admission
+from mtask.parts.admission import Checks
 
 MAX_GROUP = 400
 MAX_IN_FLIGHT = 4
@@ -31,7 +34,9 @@ class Claimer:
         self,
         scope: Scope,
         queue: PreemptionQueue,
-        admission: Admission,
+        checks: Checks,
+        quarantine: Quarantine,
+        gate: Gate | None,
         slots: Slots,
         sender: Sender,
         finisher: Finisher,
@@ -41,18 +46,18 @@ class Claimer:
         self._ledger = scope.ledger
         self._signals = scope.signals
         self._queue = queue
-        self._controls = admission.controls
-        self._limits = admission.limits
-        self._quarantine = admission.quarantine
+        self._controls = checks.controls
+        self._quarantine = quarantine
+        self._gate = gate
         self._slots = slots
         self._sender = sender
         self._finisher = finisher
         self._overflow = overflow
         self._ranks = ranks
         self._wake = asyncio.Event()
-        #: The claims of groups under way, and those of them that ask for permits: no other group waits for these.
+        #: The claims of groups under way, and those of them that ask the gate: no other group waits for these.
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._limited: set[asyncio.Task[None]] = set()
+        self._gated: set[asyncio.Task[None]] = set()
         self._next_group = NextGroup()
         self._is_stopping = False
 
@@ -123,8 +128,8 @@ class Claimer:
         while not self._is_stopping:
             room = self._room
             now = monotonic()
-            self._queue.puts_limited_off = len(self._limited) >= MAX_IN_FLIGHT
-            if room <= 0 or len(self._in_flight) - len(self._limited) >= MAX_IN_FLIGHT:
+            self._queue.puts_gated_off = len(self._gated) >= MAX_IN_FLIGHT
+            if room <= 0 or len(self._in_flight) - len(self._gated) >= MAX_IN_FLIGHT:
                 return self._overflow.look(now)
             if self._is_held_back():
                 self._overflow.look(now)
@@ -133,12 +138,12 @@ class Claimer:
             if pause is None or pause > 0:
                 # Ready tasks of isolated handlers may wait for an executor.
                 return min((wait for wait in (pause, self._overflow.look(now)) if wait is not None), default=None)
-            is_limited = self._queue.is_limited_next
-            if is_limited or self._is_helping_at_end(now):
-                room = self._slots.free_cnt  # a limited claim uses up the permit, so the run must start at once
+            is_gated = self._queue.is_gated_next
+            if is_gated or self._is_helping_at_end(now):
+                room = self._slots.free_cnt  # what has passed the gate keeps others waiting, so it must start at once
                 if room <= 0:
                     return self._overflow.look(now)
-            before = self._limited if is_limited else self._in_flight - self._limited
+            before = self._gated if is_gated else self._in_flight - self._gated
             if before and not self._queue.is_rescue_next:  # a rescue waits for no other task
                 left = self._next_group.seconds_left(
                     now,
@@ -151,15 +156,15 @@ class Claimer:
                 if left > 0:
                     return left  # more tasks join meanwhile; the end of the current claim wakes the loop
             entries = self._queue.take(self._slots.within_bytes(min(room, MAX_GROUP)), now)
-            if is_limited:
-                self._limits.pick(entries)
+            if is_gated and self._gate is not None:
+                self._gate.pick(entries)
             else:
                 entries = self._without_locked(entries)
             if entries:
-                self._begin(entries, now, is_limited=is_limited)
+                self._begin(entries, now, is_gated=is_gated)
         return None
 
-    def _begin(self, entries: list[Entry], now: float, *, is_limited: bool) -> None:
+    def _begin(self, entries: list[Entry], now: float, *, is_gated: bool) -> None:
         """Begin the claim of a group."""
         task_ids = [entry.task_id for entry in entries]
         self._ledger.claiming.update(task_ids)
@@ -169,16 +174,16 @@ class Claimer:
         is_simple = len(entries) == 1 and entries[0].is_simple
         sender = self._sender
         claim = (
-            partial(sender.claim_limited, task_ids, is_rescue=is_rescue)
-            if is_limited
+            partial(sender.claim_gated, task_ids, is_rescue=is_rescue)
+            if is_gated
             else partial(
                 sender.claim_free, task_ids, lookup_first=lookup_first, is_rescue=is_rescue, is_simple=is_simple
             )
         )
         job = asyncio.get_running_loop().create_task(sender.claim(task_ids, claim))
         self._in_flight.add(job)
-        if is_limited:
-            self._limited.add(job)
+        if is_gated:
+            self._gated.add(job)
         self._next_group.began(now)
         job.add_done_callback(self._landed)
 
@@ -196,7 +201,7 @@ class Claimer:
 
     def _landed(self, job: asyncio.Task[None]) -> None:
         self._in_flight.discard(job)
-        self._limited.discard(job)
+        self._gated.discard(job)
         if not job.cancelled() and job.exception() is not None:
             logger.error("claimer failed and goes on", exc_info=job.exception())
         self._wake.set()

@@ -26,7 +26,6 @@ from mtask.errors import (
     NotStorable,
     OperationFailed,
 )
-from mtask.features.limits.worker import Limits
 from mtask.kernel.document.handlers import Begun, leave
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.errors import VALIDATION
@@ -34,6 +33,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.leases import Pinger
@@ -118,7 +118,7 @@ class Finisher:
         self,
         scope: Scope,
         pinger: Pinger,
-        limits: Limits,
+        gate: Gate | None,
         settlers: Sequence[Settler],
         successes: Successes,
         watch: Callable[[HeldRun, Outcome], Begun] | None = None,
@@ -129,7 +129,7 @@ class Finisher:
         self._meter = scope.meter
         self._tempo = scope.tempo
         self._pinger = pinger
-        self._limits = limits
+        self._gate = gate
         self._settlers = settlers
         self._room_of, self._take_room_of = successes.room_of, successes.take_room
         self._watch = watch
@@ -409,7 +409,8 @@ class Finisher:
     def _resolve(self, ending: Ending, *, is_accepted: bool, reason: str = _REFUSED, is_released: bool = False) -> None:
         if not is_released:
             self._pinger.release(ending.run)
-        self._limits.release(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
+        if self._gate is not None:
+            self._gate.release(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1

@@ -214,7 +214,7 @@ class HeldRun:
         self.on_end: Callable[[HeldRun, EndReason], None] | None = None
         #: The earliest start of the handler (monotonic seconds), and what to call when it begins, in its thread.
         self.not_before = 0.0
-        #: The latest start of the handler (monotonic seconds): until then, the limit on starts counts it.
+        #: The latest start of the handler (monotonic seconds): the gate counts it for no later time.
         self.begin_by = inf
         self.on_begin: Callable[[], object] | None = None
         #: Encrypts the progress, if this process stores it and has keys.

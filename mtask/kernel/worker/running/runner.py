@@ -9,10 +9,10 @@ from time import monotonic
 
 from mtask.errors import DatabaseError, LeaseLost, MtaskError, RunCanceled
 from mtask.features.encryption import encrypt as sealing
-from mtask.features.limits.worker import Limits
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, Caller
@@ -38,7 +38,7 @@ class Runner:
         self,
         scope: Scope,
         pinger: Pinger,
-        limits: Limits,
+        gate: Gate | None,
         finisher: Finisher,
         caller: Caller,
         successes: Successes,
@@ -46,7 +46,7 @@ class Runner:
         self._scope = scope
         self._ledger = scope.ledger
         self._pinger = pinger
-        self._limits = limits
+        self._gate = gate
         self._finisher = finisher
         self._caller = caller
         self._successes = successes
@@ -177,7 +177,8 @@ class Runner:
         """
         self._pinger.release(run)
         closed = run.end_reason is EndReason.REMOVED if is_closed is None else is_closed
-        self._limits.release(run.task_id, run.run_id, is_closed=closed)
+        if self._gate is not None:
+            self._gate.release(run.task_id, run.run_id, is_closed=closed)
 
     def _leave(self, run: HeldRun, called: Called) -> None:
         """Free the run's slot, now or when its thread ends."""

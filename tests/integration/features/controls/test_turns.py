@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,12 +11,12 @@ import pytest
 
 from mtask import App, Client, Context
 from mtask.features.controls import fair_scans as turns
-from mtask.features.limits.targets import ScanTarget
 from mtask.kernel.document.identity import between
 from mtask.kernel.driver.indexes import TURNS_INDEX
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.filters import Filter
+from mtask.kernel.worker.process.part import ScanTarget
 from tests.integration.stores import ready_store
 from tests.integration.worker_harness import Bench, working
 from tests.mongo import Client as Mongo
@@ -131,11 +131,10 @@ class Ring:
     def __init__(self, store: SyncStore) -> None:
         self.store = store
         self.batches: list[list[Any]] = []
-        self.turns = turns.TurnScans("w1", self._take, self._run, lambda *_: None)
+        self.turns = turns.TurnScans("w1", self._run)
 
-    async def _take(self, operation: Any, *, note: Callable[[finding.Scan], None]) -> finding.Scan:
+    async def _take(self, operation: Any, *, note: object) -> finding.Scan:
         found: finding.Scan = self.store.run(operation)
-        note(found)
         self.batches.append([document.get("tenant") for document in found.documents])
         return found
 
@@ -145,8 +144,8 @@ class Ring:
     def scan(self, capacity: int, excluded: Sequence[str] = (), also: Sequence[Filter] = ()) -> list[str]:
         """Make one scan; return the tenants of the tasks that it found."""
         self.batches.clear()
-        target = ScanTarget(["default"], paused_tenants={None: excluded}, is_fair=True)
-        found = asyncio.run(self.turns.scan(target, ["work"], 0, capacity, list(also)))
+        target = ScanTarget(["default"])
+        found = asyncio.run(self.turns.scan(self._take, target, ["work"], 0, capacity, list(also), excluded))
         self.is_complete = found.is_complete
         return [tenant for batch in self.batches for tenant in batch]
 

@@ -198,7 +198,7 @@ def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
 
                 monkeypatch.setattr(sender, "_store", Late())
                 monkeypatch.setattr(Limits, "admit", noted)
-                claims_of = (sender.claim_limited([f"work:{key}"], is_rescue=False) for key in ("first", "second"))
+                claims_of = (sender.claim_gated([f"work:{key}"], is_rescue=False) for key in ("first", "second"))
                 await asyncio.gather(*claims_of)
                 assert asked == ["first", "second"]
 

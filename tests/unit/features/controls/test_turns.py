@@ -7,13 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.kernel.worker.discovery.buffer import MAX_STAGGER, PREFERENCE, PreemptionQueue
+from mtask.features.controls.fair_turns import Turns
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ready import MAX_STAGGER, PREFERENCE
 
 NOW = 1000.0
 
 
 def fair_queue(capacity: int = 1_000) -> PreemptionQueue:
-    return PreemptionQueue(capacity, lambda: NOW, is_fair=lambda queue: queue == "fair")
+    return PreemptionQueue(capacity, lambda: NOW, is_fair=lambda queue: queue == "fair", turns=Turns)
 
 
 def push(queue: PreemptionQueue, tenant: str | None, count: int, *, due: float = NOW - 100, **given: int) -> None:
@@ -105,7 +107,7 @@ def test_floods_of_a_fair_queue_and_of_another_leave_each_other_half_of_the_room
 
 def test_queue_that_becomes_fair_takes_its_tasks_along() -> None:
     fair: set[str | None] = set()
-    queue = PreemptionQueue(100, lambda: NOW, is_fair=fair.__contains__)
+    queue = PreemptionQueue(100, lambda: NOW, is_fair=fair.__contains__, turns=Turns)
     push(queue, "acme", 5, due=NOW - 500)
     push(queue, "beta", 1)
     fair.add("fair")

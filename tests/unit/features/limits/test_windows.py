@@ -12,9 +12,10 @@ import pytest
 from mtask.features.controls.rules import Limit
 from mtask.features.controls.worker import Controls
 from mtask.features.limits.operations import PermitPool
-from mtask.features.limits.pools import ALL, KEPT, Lane, Pools, PoolState
+from mtask.features.limits.pools import KEPT, Lane, Pools, PoolState
 from mtask.features.limits.windows import SOON, Windows
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ready import ALL
 
 NOW = 1000.0
 QUEUE = PermitPool("q")
@@ -50,7 +51,7 @@ class Scene:
         controls = _Controls({"q": control, "other": control}, tenant_limits or {}, ("q",) if fair else ())
         self.pools = Pools(cast(Controls, controls), lambda: None)
         self.windows = Windows(self.pools)
-        self.queue = PreemptionQueue(1_000, lambda: NOW, is_limited=lambda _: True, limited=self.windows)
+        self.queue = PreemptionQueue(1_000, lambda: NOW, parking=self.windows, needs_gate=lambda _: True)
 
     def push(self, task_id: str, moment: float = 0.0, priority: int = 0, **fields: Any) -> None:
         """Queue a task that is due."""

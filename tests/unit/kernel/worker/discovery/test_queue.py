@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mtask.kernel.worker.discovery.buffer import MAX_STAGGER, PREFERENCE, PreemptionQueue
+from mtask.features.controls.fair_turns import Turns
+from mtask.kernel.worker.discovery.buffer import PreemptionQueue
+from mtask.kernel.worker.discovery.ready import MAX_STAGGER, PREFERENCE
 
 NOW = 1000.0
 
@@ -293,7 +295,7 @@ def test_isolated_tasks_of_others_are_dropped_behind_own_only_if_wanted(with_iso
 
 
 def test_isolated_tasks_of_a_tenant_push_none_of_its_others_out() -> None:
-    queue = PreemptionQueue(40, lambda: 10.0, isolated=_Room(0), is_fair=lambda queue: queue == "fair")
+    queue = PreemptionQueue(40, lambda: 10.0, isolated=_Room(0), is_fair=lambda queue: queue == "fair", turns=Turns)
     for number in range(30):
         queue.push(f"i{number}", "isolated", 0, 1.0, 0, queue="fair", tenant="t")
     for number in range(30):

@@ -34,11 +34,6 @@ class _Store:
         return _Everything()
 
 
-class _Limits:
-    def release(self, *_: object, **__: object) -> None:
-        """No run takes up a permit."""
-
-
 def _scope() -> Scope:
     return Scope(cast(Any, _Store()), "w1", [], [], cast(Any, None), Tempo(0.001), Vitals(10))
 
@@ -79,7 +74,7 @@ def test_other_endings_are_written_while_successes_flow_without_end(status: Ende
                 for run in runs:
                     self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [], successes({}))
+        finisher = Finisher(_scope(), cast(Any, Pinger()), None, [], successes({}))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
         await asyncio.sleep(0)  # their group is under way
@@ -109,7 +104,7 @@ def test_successes_are_written_while_other_endings_flow_without_end() -> None:
                 for run in runs:
                     self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [], successes({}))
+        finisher = Finisher(_scope(), cast(Any, Pinger()), None, [], successes({}))
         for number in range(20):
             finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
         await asyncio.sleep(0)
