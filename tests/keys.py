@@ -12,7 +12,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from mtask import Encryption
-from mtask.features.encryption.opening import sealer_for
+from mtask.features.encryption.codec import codec_for
 from mtask.features.encryption.vault import Vault
 
 MASTER_KEY = secrets.token_bytes(96)
@@ -29,7 +29,7 @@ def encryption_of(database: str, **given: Any) -> Encryption:
 @contextmanager
 def vault_of(uri: str, database: str, **given: Any) -> Iterator[Vault]:
     """Open the key vault of a database of a test."""
-    vault = sealer_for(encryption_of(database, **given), uri).vault
+    vault = codec_for(encryption_of(database, **given), uri).vault
     try:
         yield vault
     finally:

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from mtask.app.app import App
 from mtask.features.callbacks import worker as callbacks
+from mtask.features.encryption import worker as encryption
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
-    """Return the app with the handlers that features bring, and the options with the queues of these."""
-    return callbacks.extended(app, options)
+    """Return the app with the handlers that features bring, and the options with what these and the app ask for."""
+    return callbacks.extended(app, encryption.extended(app, options))
 
 
 def parts(scope: Scope) -> Sequence[Part]:

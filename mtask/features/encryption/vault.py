@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,7 +22,7 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from mtask.errors import DataKeyExists, DataKeyNotFound, EncryptionError, InvalidInput, MtaskError, WrongMasterKey
-from mtask.features.encryption.settings import ALT_NAME, Encryption, check_key_name
+from mtask.features.encryption.settings import ALT_NAME, Encryption, check_installed, check_key_name
 from mtask.kernel.driver.errors import first_line, translated
 from mtask.kernel.driver.stores import CODEC
 
@@ -352,12 +351,6 @@ class Vault:
             if self._client is not None and self._owns:
                 self._client.close()
             self._client = None
-
-
-def check_installed() -> None:
-    """Raise InvalidInput if the packages of the extra `encryption` are missing."""
-    if find_spec("pymongocrypt") is None:
-        raise InvalidInput("encryption needs more packages: pip install 'mtask[encryption]'", field="encryption")
 
 
 def _is_old(key: _Key | None, now: float) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from mtask.features.encryption.worker import Unreadable
 from mtask.features.limits.worker import Admitted
 from mtask.kernel.document import rules
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
+from mtask.kernel.driver.codec import Unreadable
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
 from mtask.kernel.operations.find_due import lapse_in
@@ -46,7 +46,8 @@ class Adoption:
         self._controls = admission.controls
         self._limits = admission.limits
         self._quarantine = admission.quarantine
-        self._keys = admission.keys
+        self._store = scope.store
+        self._codec = scope.store.codec
         self._questions = questions
         self._runner = runner
         self._slots = slots
@@ -77,7 +78,7 @@ class Adoption:
                     own = next(entry for entry in reversed(task.runs) if entry.run_id == run_id)
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
-                run.sealer = self._keys.sealer
+                run.codec = None if self._codec.is_plain else self._codec
                 self._limits.time_begin(run, attempt.admitted)
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
@@ -129,8 +130,8 @@ class Adoption:
         self, documents: Sequence[dict[str, Any]], run_ids: Mapping[str, str], attempt: Attempt
     ) -> tuple[list[HeldRun], Sequence[dict[str, Any]]]:
         """Return the runs of simple tasks, whose tasks are made when something reads them; and the other documents."""
-        if self._keys.sealer is not None:
-            return [], documents  # the end of each run is encrypted, and a task says how
+        if not self._codec.is_plain:
+            return [], documents  # the end of each run is encoded, and a task says how
         held, others = [], []
         for document in documents:
             task_id = document["_id"]
@@ -148,23 +149,23 @@ class Adoption:
         return held, others
 
     async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
-        """Return the task of each document, decrypted, and whether this worker can decrypt it. Or return an error."""
+        """Return the task of each document, decoded, and whether this worker can decode it. Or return an error."""
         found: list[tuple[StoredTask, bool] | Exception] = []
         for document in documents:
             try:
                 found.append((claimed_task(document), True))
             except Exception as error:
                 found.append(error)
-        if not self._keys.are_needed(documents):
+        if not self._codec.is_needed(documents):
             return found
-        await self._keys.load([each[0] for each in found if isinstance(each, tuple)])
-        return [self._decrypted(each) for each in found]
+        await self._store.run(self._codec.load_claimed([each[0] for each in found if isinstance(each, tuple)]))
+        return [self._decoded(each) for each in found]
 
-    def _decrypted(self, read: tuple[StoredTask, bool] | Exception) -> tuple[StoredTask, bool] | Exception:
+    def _decoded(self, read: tuple[StoredTask, bool] | Exception) -> tuple[StoredTask, bool] | Exception:
         if isinstance(read, Exception):
             return read
         try:
-            self._keys.open(read[0])
+            self._codec.open_claimed(read[0])
         except Unreadable:
             return read[0], False
         except Exception as error:
