@@ -57,16 +57,16 @@ class Decrypting(Cipher):
 
     def open_tasks(self, tasks: Sequence[Task]) -> Operation[None]:
         """Decrypt the values of tasks in place."""
-        yield from self.load_keys((), (place.sealed.content[1:17] for task in tasks for place in places_in(task)))
-        for task in tasks:
-            self._open_task(task)
+        closed = [self._closed_in(task) for task in tasks]
+        yield from self.load_keys((), (place.sealed.content[1:17] for places, _ in closed for place in places))
+        for task, (places, bound) in zip(tasks, closed, strict=True):
+            self._put_opened(places)
+            _check_lookups(task.id, bound)
 
-    def _open_task(self, task: Task) -> None:
-        """Decrypt the values of a task in place with keys that are loaded, and refuse what does not belong there."""
+    def _closed_in(self, task: Task) -> tuple[list[Place], list[Bound]]:
+        """Refuse what is readable and must not be. Return what is to be decrypted, and the lookups with their bonds."""
         readable.refuse_readable(task, self.prescribes)
-        places, bound = _places_in(task)
-        self._put_opened(places)
-        _check_lookups(task.id, bound)
+        return _places_in(task)
 
     def _open_places(self, places: Sequence[Place]) -> Operation[None]:
         """Decrypt these values, and put each in its place."""
@@ -158,35 +158,34 @@ class Decrypting(Cipher):
         """Whether there are tasks: what their runs write may have to be encrypted."""
         return bool(documents)
 
-    def load_claimed(self, tasks: Sequence[StoredTask]) -> Operation[None]:
-        """Load the data keys that the runs of these tasks need. After an error, `open_claimed` says what is missing."""
+    def open_claimed(self, tasks: Sequence[StoredTask]) -> Operation[list[Exception | None]]:
+        """Decrypt claimed tasks in place, and load the data keys of what their runs will write."""
+        closed = [self._closed_in(task) for task in tasks]
         names = {name for task in tasks for name in self.names_for(task.queue, task.key)}
         names |= {task.sealed for task in tasks if task.sealed is not None}
-        key_ids = {place.sealed.content[1:17] for task in tasks for place in places_in(task)}
+        key_ids = {place.sealed.content[1:17] for places, _ in closed for place in places}
         try:
             yield from self.load_keys(sorted(names), sorted(key_ids))
         except DatabaseError as error:
             log.logger.warning("data keys not loaded", extra=log.fields(keys=len(names), reason=log.told(error)))
+        return [self._opened(task, *found) for task, found in zip(tasks, closed, strict=True)]
 
-    def open_claimed(self, task: StoredTask) -> None:
-        """Decrypt a claimed task in place.
-
-        Raises Unreadable, or DecryptionFailed if what it holds is not its own, or is readable and must not be.
-        """
+    def _opened(self, task: StoredTask, places: list[Place], bound: list[Bound]) -> Exception | None:
         try:
             # What the run returns must be encrypted, too, even if somebody has published the task readable.
             self.vault.name_of(task.queue, task.key)
         except MtaskError as error:
-            raise self.unreadable(task, str(error)) from error
-        self._open_task(task)
+            return self.unreadable(task, str(error))
+        try:
+            self._put_opened(places)
+            _check_lookups(task.id, bound)
+        except Exception as error:  # an error at one task does not stop the others
+            return error
         for value in params_of(task):
             if isinstance(value, Sealed):
-                if value.is_final:
-                    raise value.error
-                raise self.unreadable(task, value.why)
-        for entry in task.lookup or ():
-            if isinstance(entry.v, Sealed) and entry.v.is_final:
-                raise entry.v.error
+                return value.error if value.is_final else self.unreadable(task, value.why)
+        refused_lookups = (entry.v for entry in task.lookup or () if isinstance(entry.v, Sealed) and entry.v.is_final)
+        return next((value.error for value in refused_lookups), None)
 
 
 def _check_lookups(task_id: str, bound: Sequence[Bound]) -> None:
@@ -205,11 +204,6 @@ def _is_told(entry: LookupEntry, texts: Any) -> bool:
         return canonical(entry.k, entry.v) in texts
     except InvalidLookup:  # no such value can have been encrypted
         return False
-
-
-def places_in(task: Task) -> list[Place]:
-    """Return the encrypted values of a task."""
-    return _places_in(task)[0]
 
 
 def _places_in(task: Task) -> tuple[list[Place], list[Bound]]:

@@ -137,17 +137,16 @@ class Codec:
         """Whether one of these claimed tasks must be decoded, or what its run writes must be encoded."""
         return any("sealed" in document or is_encrypted(document.get("params")) for document in documents)
 
-    def load_claimed(self, tasks: Sequence[StoredTask]) -> Operation[None]:
-        """Load what the runs of these claimed tasks need, as far as it is there."""
-        return done(None)
+    def open_claimed(self, tasks: Sequence[StoredTask]) -> Operation[list[Exception | None]]:
+        """Decode claimed tasks in place, and load what it takes to encode what their runs will write.
 
-    def open_claimed(self, task: StoredTask) -> None:
-        """Decode a claimed task in place, with what is loaded.
-
-        Raises Unreadable, or DecryptionFailed if nobody must believe what it holds.
+        Return what is wrong with each: None, Unreadable, or the reason why nobody must believe what it holds.
         """
-        if task.sealed is not None or any(isinstance(each, Sealed) for each in params_of(task)):
-            raise self.unreadable(task, NO_KEYS)
+        return done([self._opened(task) for task in tasks])
+
+    def _opened(self, task: StoredTask) -> Exception | None:
+        is_closed = task.sealed is not None or any(isinstance(each, Sealed) for each in params_of(task))
+        return self.unreadable(task, NO_KEYS) if is_closed else None
 
     def unreadable(self, task: StoredTask, why: str) -> Unreadable:
         """Return the error of a claimed task that cannot be decoded here, and tell who listens."""

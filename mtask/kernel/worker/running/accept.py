@@ -158,19 +158,9 @@ class Adoption:
                 found.append(error)
         if not self._codec.is_needed(documents):
             return found
-        await self._store.run(self._codec.load_claimed([each[0] for each in found if isinstance(each, tuple)]))
-        return [self._decoded(each) for each in found]
-
-    def _decoded(self, read: tuple[StoredTask, bool] | Exception) -> tuple[StoredTask, bool] | Exception:
-        if isinstance(read, Exception):
-            return read
-        try:
-            self._codec.open_claimed(read[0])
-        except Unreadable:
-            return read[0], False
-        except Exception as error:
-            return error
-        return read
+        tasks = [each[0] for each in found if isinstance(each, tuple)]
+        problems = iter(await self._store.run(self._codec.open_claimed(tasks)))
+        return [each if isinstance(each, Exception) else _decoded(each[0], next(problems)) for each in found]
 
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start runs that a claim has won. The claim's reply was lost, and a later read has found these runs."""
@@ -180,6 +170,10 @@ class Adoption:
         """Give back the permits of tasks that the claim did not win."""
         if attempt.admitted is not None and task_ids:
             await self._limits.settle(attempt.admitted, task_ids)
+
+
+def _decoded(task: StoredTask, problem: Exception | None) -> tuple[StoredTask, bool] | Exception:
+    return (task, problem is None) if problem is None or isinstance(problem, Unreadable) else problem
 
 
 # --- attempt ---------------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ def _logs() -> dict[str, object]:
     random = ("expire_time",)
     return {
         "logs made ready": told(run_logs.make_ready()),
+        "logs encoded": told(run_logs.encoded([lines])),
         "logs written": told(run_logs.write([lines, sealed], timedelta(days=7))),
         "logs of a task": told(run_logs.of_task("task:k", None)),
         "logs of a run, of a tenant": told(run_logs.of_task("task:k", "run", run_logs.of_tenant("acme", is_own=True))),
