@@ -11,8 +11,9 @@ from benchmarks.measuring.draining import LABEL, drain_with, insert_backlog
 from benchmarks.measuring.server import Scratch, Server
 from benchmarks.options import Options
 from benchmarks.report.figures import Result, Target, compared, turns
-from mtask.features.encryption.codec import codec_for
+from mtask.features.encryption.cipher import Cipher
 from mtask.features.encryption.settings import MASTER_KEY_BYTES, Encryption
+from mtask.features.encryption.vault import vault_for
 from mtask.kernel.driver.codec import Owner
 from mtask.kernel.operations.encode import PARAMS
 
@@ -52,16 +53,16 @@ def _drained(server: Server, scratch: Scratch, count: int, *, is_encrypted: bool
     key_file.write_bytes(secrets.token_bytes(MASTER_KEY_BYTES))
     key_vault = f"{scratch.name}.vault"
     encryption = Encryption({"local": {"key": key_file.read_bytes()}}, key_vault=key_vault)
-    codec = codec_for(encryption, scratch.uri)
+    cipher = Cipher(vault_for(encryption, scratch.uri))
     try:
-        codec.vault.create(_QUEUE)
-        codec.vault.load([_QUEUE])
+        cipher.vault.create(_QUEUE)
+        cipher.vault.load([_QUEUE])
 
         def params(number: int) -> Any:
-            return codec.encrypt(_QUEUE, Owner(_NAME, f"{LABEL}/{number:07}", ()), PARAMS, readable)
+            return cipher.encrypt(_QUEUE, Owner(_NAME, f"{LABEL}/{number:07}", ()), PARAMS, readable)
 
         backlog = insert_backlog(scratch, _NAME, count, params=params)
     finally:
-        codec.vault.close()
+        cipher.vault.close()
     flags = ("--encryption-key-file", str(key_file), "--encryption-key-vault", key_vault)
     return drain_with(server, scratch, backlog, flags=flags).cost

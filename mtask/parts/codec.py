@@ -16,9 +16,11 @@ def codec_of(encryption: Encryption | None, source: Any) -> Codec:
     """
     if encryption is None:
         return Codec()
-    from mtask.features.encryption.codec import codec_for  # few processes encrypt
+    # Few processes encrypt.
+    from mtask.features.encryption.decrypt import EncryptionCodec
+    from mtask.features.encryption.vault import vault_for
 
-    return codec_for(encryption, source)
+    return EncryptionCodec(vault_for(encryption, source))
 
 
 def codec_in(document: Mapping[str, Any] | None, uri: str) -> Codec:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from mtask.errors import DatabaseError, InvalidLookup, MtaskError
 from mtask.features.encryption import readable
-from mtask.features.encryption.cipher import LOOKUP, Cipher, canonical, why_in
+from mtask.features.encryption.cipher import LOOKUP, canonical, why_in
+from mtask.features.encryption.encrypt import Encrypting
 from mtask.features.encryption.vault import Damaged
 from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.parts import Sealed, is_sealed, refused
@@ -52,8 +53,8 @@ _HOLDING = frozenset({"params", "lookup", "former_params", "again", "returns", "
 _COPIED = "it is not among the lookups with which these params were encrypted: it was copied here"
 
 
-class Decrypting(Cipher):
-    """The methods that decrypt."""
+class EncryptionCodec(Encrypting):
+    """Encrypts what is about to be stored, and decrypts what was read."""
 
     def open_tasks(self, tasks: Sequence[Task]) -> Operation[None]:
         """Decrypt the values of tasks in place."""

@@ -20,7 +20,7 @@ _EXAMPLES = 5
 
 
 class Encrypting(Cipher):
-    """The methods that encrypt."""
+    """Encrypts what is about to be stored. `EncryptionCodec` also decrypts."""
 
     def load(self, owners: Iterable[Owner], *, to_publish: bool = False) -> Operation[None]:
         """Load the data keys of these owners. `to_publish`: raise WorkersTooOld if a live worker knows none."""
