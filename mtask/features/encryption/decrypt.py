@@ -156,8 +156,8 @@ class EncryptionCodec(Encrypting):
     # --- claimed tasks --------------------------------------------------------------------------------------
 
     def is_needed(self, documents: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether there are tasks: what their runs write may have to be encrypted."""
-        return bool(documents)
+        """Return True: also what the run of a readable task writes may have to be encrypted."""
+        return True
 
     def open_claimed(self, tasks: Sequence[StoredTask]) -> Operation[list[Exception | None]]:
         """Decrypt claimed tasks in place, and load the data keys of what their runs will write."""

@@ -156,7 +156,7 @@ class Adoption:
                 found.append((claimed_task(document), True))
             except Exception as error:
                 found.append(error)
-        if not self._codec.is_needed(documents):
+        if not (documents and self._codec.is_needed(documents)):
             return found
         tasks = [each[0] for each in found if isinstance(each, tuple)]
         problems = iter(await self._store.run(self._codec.open_claimed(tasks)))
