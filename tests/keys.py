@@ -12,8 +12,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from mtask import Encryption
-from mtask.features.encryption.opening import sealer_for
-from mtask.features.encryption.vault import Vault
+from mtask.features.encryption.vault import Vault, vault_for
 
 MASTER_KEY = secrets.token_bytes(96)
 #: A text that is nowhere to be found where it is encrypted.
@@ -29,7 +28,7 @@ def encryption_of(database: str, **given: Any) -> Encryption:
 @contextmanager
 def vault_of(uri: str, database: str, **given: Any) -> Iterator[Vault]:
     """Open the key vault of a database of a test."""
-    vault = sealer_for(encryption_of(database, **given), uri).vault
+    vault = vault_for(encryption_of(database, **given), uri)
     try:
         yield vault
     finally:

@@ -11,9 +11,11 @@ from benchmarks.measuring.draining import LABEL, drain_with, insert_backlog
 from benchmarks.measuring.server import Scratch, Server
 from benchmarks.options import Options
 from benchmarks.report.figures import Result, Target, compared, turns
-from mtask.features.encryption.cipher import PARAMS
-from mtask.features.encryption.opening import sealer_for
+from mtask.features.encryption.cipher import Cipher
 from mtask.features.encryption.settings import MASTER_KEY_BYTES, Encryption
+from mtask.features.encryption.vault import vault_for
+from mtask.kernel.driver.codec import Owner
+from mtask.kernel.operations.encode import PARAMS
 
 TASKS = 10_000
 SIZE = 200
@@ -51,16 +53,16 @@ def _drained(server: Server, scratch: Scratch, count: int, *, is_encrypted: bool
     key_file.write_bytes(secrets.token_bytes(MASTER_KEY_BYTES))
     key_vault = f"{scratch.name}.vault"
     encryption = Encryption({"local": {"key": key_file.read_bytes()}}, key_vault=key_vault)
-    sealer = sealer_for(encryption, scratch.uri)
+    cipher = Cipher(vault_for(encryption, scratch.uri))
     try:
-        sealer.vault.create(_QUEUE)
-        sealer.vault.load([_QUEUE])
+        cipher.vault.create(_QUEUE)
+        cipher.vault.load([_QUEUE])
 
         def params(number: int) -> Any:
-            return sealer.seal(_QUEUE, _NAME, f"{LABEL}/{number:07}", PARAMS, readable)
+            return cipher.encrypt(_QUEUE, Owner(_NAME, f"{LABEL}/{number:07}", ()), PARAMS, readable)
 
         backlog = insert_backlog(scratch, _NAME, count, params=params)
     finally:
-        sealer.vault.close()
+        cipher.vault.close()
     flags = ("--encryption-key-file", str(key_file), "--encryption-key-vault", key_vault)
     return drain_with(server, scratch, backlog, flags=flags).cost

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from mtask.arguments.middleware import PublishMiddleware
+from mtask.client import views
 from mtask.database import setup
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.doctor import operations as diagnosis
@@ -24,20 +25,10 @@ from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Operation, T, owned
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.operations import transactions
-from mtask.lazy import LazyModule
+from mtask.parts.codec import codec_of
 
 if TYPE_CHECKING:
-    from mtask.features.encryption import reads as decrypting
-    from mtask.features.encryption.cipher import Sealer
     from mtask.kernel.driver.types import AsyncMongoClient
-else:
-    decrypting = LazyModule("mtask.features.encryption.reads")  # only a client with encryption needs it
-
-
-def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
-    from mtask.features.encryption.opening import sealer_for  # only a client with encryption needs it
-
-    return sealer_for(encryption, source)
 
 
 class AsyncConnection:
@@ -70,7 +61,7 @@ class AsyncConnection:
             settings = read_settings()
             source, database = settings.uri, database or settings.database
         # Before the client is made: an error leaves nothing to close.
-        self._sealer = None if encryption is None else _sealer_for(encryption, source)
+        self._codec = codec_of(encryption, source)
         self._owns_client = isinstance(source, str)
         store: AsyncStore | SyncStore
         if isinstance(source, str):
@@ -82,7 +73,7 @@ class AsyncConnection:
                 raise InvalidInput("this client is for sync code: use mtask.Client.", field="client")
         self._source: Any = source
         self._store = store
-        store.sealer = self._sealer
+        store.codec = self._codec
         if timeout is not None:
             store.timeout = timeout
         self._check = check
@@ -129,8 +120,8 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
-        if self._sealer is not None:
-            await asyncio.to_thread(self._sealer.vault.close)
+        if not self._codec.is_plain:
+            await asyncio.to_thread(self._codec.close)
         if self._owns_client and isinstance(self._store, AsyncStore):
             await self._store.close()
 
@@ -190,8 +181,8 @@ class AsyncConnection:
         if not self._ready.is_set():
             await self._make_ready()
         result = await self._execute(self._kept_to_owner(operation), session)
-        if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
-            await self._execute(opening)
+        if not self._codec.is_plain and (tasks := views.tasks_in(result)):
+            await self._execute(self._codec.open_tasks(tasks))
         return result
 
     async def _transact(self, make: Callable[[], Operation[T]], session: Any = None) -> T:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from mtask.arguments.middleware import PublishMiddleware
+from mtask.client import views
 from mtask.database import setup
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.doctor import operations as diagnosis
@@ -25,20 +26,10 @@ from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Operation, T, owned
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import transactions
-from mtask.lazy import LazyModule
+from mtask.parts.codec import codec_of
 
 if TYPE_CHECKING:
-    from mtask.features.encryption import reads as decrypting
-    from mtask.features.encryption.cipher import Sealer
     from mtask.kernel.driver.types import SyncCollection, SyncMongoClient, SyncSession
-else:
-    decrypting = LazyModule("mtask.features.encryption.reads")  # only a client with encryption needs it
-
-
-def _sealer_for(encryption: Encryption, source: Any) -> Sealer:
-    from mtask.features.encryption.opening import sealer_for  # only a client with encryption needs it
-
-    return sealer_for(encryption, source)
 
 
 class SyncConnection:
@@ -71,7 +62,7 @@ class SyncConnection:
             settings = read_settings()
             source, database = settings.uri, database or settings.database
         # Before the client is made: an error leaves nothing to close.
-        self._sealer = None if encryption is None else _sealer_for(encryption, source)
+        self._codec = codec_of(encryption, source)
         self._owns_client = isinstance(source, str)
         store = (
             connect.sync_store(source, connect.database_of(source, database, DEFAULT_DATABASE))
@@ -81,7 +72,7 @@ class SyncConnection:
         if not isinstance(store, SyncStore) or connect.is_motor(source):
             raise InvalidInput("this client belongs to asyncio: use mtask.AsyncClient.", field="client")
         self._store = store
-        store.sealer = self._sealer
+        store.codec = self._codec
         if timeout is not None:
             store.timeout = timeout
         self._check = check
@@ -128,8 +119,7 @@ class SyncConnection:
 
     def close(self) -> None:
         """Close the driver's client, unless the caller gave it."""
-        if self._sealer is not None:
-            self._sealer.vault.close()
+        self._codec.close()
         if self._owns_client:
             self._store.close()
 
@@ -183,8 +173,8 @@ class SyncConnection:
     def _run(self, operation: Operation[T], session: SyncSession | None = None) -> T:
         self._make_ready()
         result = self._store.run(self._kept_to_owner(operation), session)
-        if self._sealer is not None and (opening := decrypting.opening(result)) is not None:
-            self._store.run(opening)
+        if not self._codec.is_plain and (tasks := views.tasks_in(result)):
+            self._store.run(self._codec.open_tasks(tasks))
         return result
 
     def _transact(self, make: Callable[[], Operation[T]], session: SyncSession | None = None) -> T:

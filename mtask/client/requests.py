@@ -34,24 +34,22 @@ from mtask.errors import (
     TaskRunning,
     shown,
 )
-from mtask.features.encryption import encrypt as sealing
 from mtask.kernel.document.identity import check_text, own_key
 from mtask.kernel.document.parts import Sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument
+from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change as queries
-from mtask.kernel.operations import workers
+from mtask.kernel.operations import encode, workers
 from mtask.kernel.operations.publish import NewTask, Published, PublishPolicy
 from mtask.kernel.operations.relays import settle_all, settle_marked
 from mtask.kernel.statements import filters
 from mtask.kernel.statements.publish import NewParams
 from mtask.lazy import LazyModule
-from mtask.search.partial import FoundTasks, TaskFields, check_fields
+from mtask.search.partial import FoundTasks, TaskFields, check_fields, read_fields
 
 if TYPE_CHECKING:
-    from mtask.features.encryption import decrypt as unsealing
-    from mtask.features.encryption import reads as decrypting
     from mtask.features.events import task_events as events
     from mtask.features.events.task_events import TaskEvent
     from mtask.features.flows import change as flow_operating
@@ -59,9 +57,7 @@ if TYPE_CHECKING:
     from mtask.parts import relays
 else:
     # A plain publish needs none of these.
-    decrypting = LazyModule("mtask.features.encryption.reads")
     relays = LazyModule("mtask.parts.relays")
-    unsealing = LazyModule("mtask.features.encryption.decrypt")
     retention = LazyModule("mtask.features.flows.retention")
     flow_operating = LazyModule("mtask.features.flows.change")
     events = LazyModule("mtask.features.events.task_events")
@@ -96,7 +92,7 @@ def publish(
     def operation() -> Operation[Published]:
         try:
             yield from workers.check_fields([prepared])
-            (new,) = yield from sealing.seal_tasks([prepared])
+            (new,) = yield from encode.tasks([prepared])
             return (yield from policy.publish(new, in_session=in_session))
         except DatabaseUnavailable as error:
             _tell_keys(error, [spec], [prepared])
@@ -127,7 +123,7 @@ def publish_many(
             return []
         try:
             yield from workers.check_fields(prepared)
-            new = yield from sealing.seal_tasks(prepared)
+            new = yield from encode.tasks(prepared)
             return (yield from policy.publish_many(new, in_session=in_session))
         except DatabaseUnavailable as error:
             _tell_keys(error, specs, prepared)
@@ -181,7 +177,7 @@ def get_many_fields(
     task_ids, asked = list(dict.fromkeys(ids_of(pointers, tenant))), check_fields(fields)
 
     def operation() -> Operation[FoundTasks[TaskFields]]:
-        found = yield from decrypting.read_fields(lambda wanted: queries.get_many(task_ids, wanted), asked)
+        found = yield from read_fields(lambda wanted: queries.get_many(task_ids, wanted), asked)
         rows = {row.id: row for row in found}
         there = {task_id: rows[task_id] for task_id in task_ids if task_id in rows}
         return FoundTasks(there, [task_id for task_id in task_ids if task_id not in rows])
@@ -196,7 +192,7 @@ def find(
     most, begin = views.check_limit(limit), _begin(after, tenant)
 
     def operation() -> Operation[list[Task]]:
-        wanted = yield from sealing.seal_criteria(criteria)
+        wanted = yield from encode.criteria(criteria)
         return views.tasks_of((yield from queries.find(wanted, most, None, (yield from begin))))
 
     return operation()
@@ -204,7 +200,7 @@ def find(
 
 def count(criteria: Mapping[str, Any]) -> Operation[int]:
     """Count the tasks that match."""
-    return (yield from queries.count((yield from sealing.seal_criteria(criteria))))
+    return (yield from queries.count((yield from encode.criteria(criteria))))
 
 
 def find_fields(
@@ -214,8 +210,8 @@ def find_fields(
     most, begin, asked = views.check_limit(limit), _begin(after, tenant), check_fields(fields)
 
     def operation() -> Operation[list[TaskFields]]:
-        wanted, after_task = (yield from sealing.seal_criteria(criteria)), (yield from begin)
-        return (yield from decrypting.read_fields(lambda names: queries.find(wanted, most, names, after_task), asked))
+        wanted, after_task = (yield from encode.criteria(criteria)), (yield from begin)
+        return (yield from read_fields(lambda names: queries.find(wanted, most, names, after_task), asked))
 
     return operation()
 
@@ -284,7 +280,8 @@ def matching(
 
 def _readable(document: queries.Document) -> Operation[Task]:
     task = views.task_of(document)
-    yield from unsealing.open_tasks([task])
+    codec: Codec = yield GET_CODEC
+    yield from codec.open_tasks([task])
     return task
 
 
@@ -316,10 +313,11 @@ def _run_again(
 ) -> Operation[queries.Document]:
     waits = yield from flow_operating.check_dependencies(task_id)
     new = [NewParams(params) for params in given]
-    if new and (yield from sealing.sealer()) is not None:
-        # The data key is that of the queue in which the task is now, or that of its tenant.
+    codec: Codec = yield GET_CODEC
+    if new and not codec.is_plain:
+        # They are encoded for the queue in which the task is now, or for its tenant.
         document = yield from queries.get(task_id)
-        new = [(yield from sealing.seal_params((yield from _readable(document)), given[0]))]
+        new = [(yield from encode.params((yield from _readable(document)), given[0]))]
         also = {**(also or {}), "queue": document["queue"], "lookup": document.get("lookup")}
     return (yield from queries.run_again(task_id, everything=everything, waits=waits, params=new, also=also))
 

@@ -18,6 +18,7 @@ from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFaile
 from mtask.features.audit_log.rules import DONE, Intent
 from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
+from mtask.kernel.driver import codec
 from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from mtask.features.controls import client as control_requests
     from mtask.features.controls import purging as purging_requests
     from mtask.features.controls.rules import Control
-    from mtask.features.encryption import encrypt as sealing
     from mtask.features.encryption.vault import KeyRow
     from mtask.features.events import completed as several
     from mtask.features.events import completed_sync, events_sync
@@ -96,7 +96,6 @@ else:
     metric_requests = LazyModule("mtask.features.metrics.client")
     run_log_requests = LazyModule("mtask.features.logs.client")
     diagnosis = LazyModule("mtask.doctor.operations")
-    sealing = LazyModule("mtask.features.encryption.encrypt")
     by_queue = LazyModule("mtask.search.by_queue")
     counting = LazyModule("mtask.search.counts")
 
@@ -1052,12 +1051,12 @@ class Client(SyncConnection):
         InvalidInput and subclasses of DatabaseError.
         """
         name = name_of_key(queue, tenant)
-        made: KeyRow = self._act("create data key", f"key:{name}", sealing.ask_vault("create", name))
+        made: KeyRow = self._act("create data key", f"key:{name}", codec.ask("create", name))
         return made
 
     def data_keys(self) -> list[KeyRow]:
         """Return the data keys, also removed ones, sorted by name. The keys themselves stay in the key vault."""
-        found: list[KeyRow] = self._run(sealing.ask_vault("every"))
+        found: list[KeyRow] = self._run(codec.ask("every"))
         return found
 
     def remove_data_key(self, *, queue: str | None = None, tenant: str | None = None) -> KeyRow:
@@ -1067,7 +1066,7 @@ class Client(SyncConnection):
         DataKeyNotFound, InvalidInput and subclasses of DatabaseError.
         """
         name = name_of_key(queue, tenant)
-        removed: KeyRow = self._act("remove data key", f"key:{name}", sealing.ask_vault("remove", name))
+        removed: KeyRow = self._act("remove data key", f"key:{name}", codec.ask("remove", name))
         return removed
 
     # --- the action log -------------------------------------------------------------------------------------

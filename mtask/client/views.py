@@ -17,6 +17,7 @@ from mtask.kernel.document.lookup import Lookup, values_by_name
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument, describe_validation
 from mtask.kernel.driver.bson import is_scalar
+from mtask.search.partial import FoundTasks
 
 logger = logging.getLogger("mtask.client")
 #: The highest limit that MongoDB accepts.
@@ -61,6 +62,19 @@ def tasks_of(documents: Iterable[Mapping[str, Any]]) -> list[Task]:
         except MalformedTask as error:
             logger.warning("malformed task left out: %s", error)
     return found
+
+
+def tasks_in(result: Any) -> list[Task]:
+    """Return the tasks in the result of an operation."""
+    several: Iterable[Any]
+    if isinstance(result, list):
+        several = result
+    elif isinstance(result, FoundTasks):
+        several = result.tasks.values()
+    else:
+        inner = getattr(result, "tasks", None) or getattr(result, "task", None) or result
+        several = inner if isinstance(inner, list | tuple) else [inner]
+    return [one for one in several if isinstance(one, Task)]
 
 
 def worker_of(document: Mapping[str, Any]) -> WorkerDocument:

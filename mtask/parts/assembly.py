@@ -15,8 +15,7 @@ from mtask.app.middleware import RunCall, watch_finish
 from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
-from mtask.features.encryption.cipher import Sealer
-from mtask.features.encryption.worker import Keys
+from mtask.features.encryption.worker import Keys, given_to
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
@@ -50,6 +49,7 @@ from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
 from mtask.parts import worker as features
 from mtask.parts.admission import Checks
+from mtask.parts.codec import codec_of
 from mtask.parts.worker import extended as extended
 
 if TYPE_CHECKING:
@@ -79,25 +79,16 @@ async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Co
     uri, database = options.uri, options.database
     store = connect.async_store(uri, database, app_name)
     stream = connect.async_store(uri, database, app_name, **connect.QUIET)
-    store.sealer = sealer = sealer_of(options)
-    handlers = HandlerStores(uri, database, app_name, sealer)
+    store.codec = codec = codec_of(given_to(options), uri)
+    handlers = HandlerStores(uri, database, app_name, codec)
     try:
         yield Connections(store, stream, handlers)
     finally:
         await handlers.close()
-        if sealer is not None:
-            await aside.to_thread(sealer.vault.close)
+        if not codec.is_plain:
+            await aside.to_thread(codec.close)
         await stream.close()
         await store.close()
-
-
-def sealer_of(options: WorkerOptions) -> Sealer | None:
-    """Return what encrypts and decrypts the values of tasks; None: this worker has no keys. Raises InvalidInput."""
-    if options.encryption is None:
-        return None
-    from mtask.features.encryption.opening import sealer_for  # only a worker with encryption needs it
-
-    return sealer_for(options.encryption, options.uri)
 
 
 def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
@@ -269,7 +260,7 @@ class Assembly:
         from mtask.features.isolation.pool import Executors
 
         logs = self.options.logs
-        given = self.options
+        given, encryption = self.options, given_to(self.options)
         origin = Origin(
             given.uri,
             given.database,
@@ -277,7 +268,7 @@ class Assembly:
             self.registrar.registration.incarnation,
             logs.log_format,
             logs.keep,
-            encryption=given.encryption,
+            codec=None if encryption is None else encryption.document(),
         )
         return Executors(options, origin, pinger, self.connections.store, keeper)
 

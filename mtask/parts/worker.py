@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mtask.app.app import App
 from mtask.features.callbacks import worker as callbacks
+from mtask.features.encryption import worker as encryption
 from mtask.features.flows.worker import Chains, FlowPart
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.worker.process.options import WorkerOptions
@@ -16,8 +17,8 @@ from mtask.parts.relays import RELAYS
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
-    """Return the app with the handlers that features bring, and the options with the queues of these."""
-    return callbacks.extended(app, options)
+    """Return the app with the handlers that features bring, and the options with what these and the app ask for."""
+    return callbacks.extended(app, encryption.extended(app, options))
 
 
 def successes(handlers: Mapping[str, Handler]) -> Successes:

@@ -9,16 +9,15 @@ from typing import Any, Generic, TypeVar
 
 from mtask.client import views
 from mtask.errors import InvalidInput, shown
-from mtask.features.encryption import encrypt as sealing
-from mtask.features.encryption import reads as decrypting
 from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations import encode
 from mtask.search import counts as counting
 from mtask.search import lists as listing
 from mtask.search.asked import Asked
 from mtask.search.counts import Count
 from mtask.search.lists import Found
 from mtask.search.order import Place, cursor_of, place_of
-from mtask.search.partial import check_fields
+from mtask.search.partial import check_fields, read_fields
 
 T = TypeVar("T")
 #: The most tasks of one page.
@@ -57,7 +56,7 @@ def page(
     wanted = None if fields is None else check_fields(fields)
 
     def operation() -> Operation[TaskPage[Any]]:
-        look_for = yield from sealing.seal_criteria(criteria)
+        look_for = yield from encode.criteria(criteria)
         pages: list[Found] = []
 
         def read(names: list[str] | None) -> Operation[list[dict[str, Any]]]:
@@ -68,7 +67,7 @@ def page(
         if wanted is None:
             tasks = list(views.tasks_of((yield from read(None))))
         else:
-            tasks = list((yield from decrypting.read_fields(read, wanted)))
+            tasks = list((yield from read_fields(read, wanted)))
         found = pages[0]
         return TaskPage(tasks, None if found.next is None else cursor_of(order, found.next), found.looked_to)
 
@@ -81,7 +80,7 @@ def count_up_to(criteria: Mapping[str, Any], most: int) -> Operation[Count]:
 
 
 def _counted(criteria: Mapping[str, Any], most: int) -> Operation[Count]:
-    return (yield from counting.count((yield from sealing.seal_criteria(criteria)), most))
+    return (yield from counting.count((yield from encode.criteria(criteria)), most))
 
 
 def check_most(most: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,8 @@ from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.options import OPTION_NAMES
 from mtask.kernel.document.parts import Sealed, is_sealed
 from mtask.kernel.document.task import Task, TaskState
+from mtask.kernel.driver.codec import GET_CODEC, Codec
+from mtask.kernel.driver.operation import Operation
 from mtask.kernel.statements.views import ASKED, CREATED, DERIVED_FIELDS
 
 T = TypeVar("T")
@@ -148,4 +150,20 @@ def fields_of(documents: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
             values = [Sealed(value) if is_sealed(value) else value for value in values]
         asked = dict(zip(fields, values, strict=True))
         found.append(TaskFields(task_id, created if isinstance(created, datetime) else None, asked))
+    return found
+
+
+def read_fields(
+    read: Callable[[list[str]], Operation[list[dict[str, Any]]]], asked: Sequence[str]
+) -> Operation[list[TaskFields]]:
+    """Read these fields of tasks with the query `read`, and decode them."""
+    codec: Codec = yield GET_CODEC
+    wanted = [*asked, *codec.extra_fields(asked)]
+    rows = fields_of((yield from read(wanted)), wanted)
+    if codec.is_plain:
+        return rows
+    found = []
+    for row in rows:
+        values = yield from codec.open_fields(row.id, dict(row), asked)
+        found.append(TaskFields(row.id, row.create_time, values))
     return found

@@ -8,9 +8,9 @@ _KEYS = "mtask/features/encryption/worker.py"
 _RUNNER = "mtask/kernel/worker/running/runner.py"
 _BULK = "mtask/features/bulk/client.py"
 _READABLE = "mtask/features/encryption/readable.py"
-_SCHEDULES = "mtask/features/schedules/rules.py"
-_SEALER = "mtask/features/encryption/cipher.py"
-_UNSEALING = "mtask/features/encryption/decrypt.py"
+_IDENTITY = "mtask/kernel/document/identity.py"
+_CIPHER = "mtask/features/encryption/cipher.py"
+_DECRYPT = "mtask/features/encryption/decrypt.py"
 _VAULT = "mtask/features/encryption/vault.py"
 
 _STORE = "tests/integration/features/encryption/test_encryption.py"
@@ -22,13 +22,13 @@ ENCRYPTION_MUTATIONS = (
     Mutation(
         "value-of-another-task-believed",
         "A reader does not look to which task an encrypted value belongs.",
-        (Edit(_SEALER, "if not owner.owns(found) or field", "if field"),),
+        (Edit(_CIPHER, "if not _owns(owner, found) or field", "if field"),),
         (_REFUSED,),
     ),
     Mutation(
         "value-of-another-field-believed",
         "A reader does not look to which field an encrypted value belongs.",
-        (Edit(_SEALER, ' or field != found.get("field"):', ":"),),
+        (Edit(_CIPHER, ' or field != found.get("field"):', ":"),),
         (_REFUSED,),
     ),
     Mutation(
@@ -46,25 +46,25 @@ ENCRYPTION_MUTATIONS = (
     Mutation(
         "copied-lookup-believed",
         "A reader does not compare the lookups of a task with what its params say of them.",
-        (Edit(_UNSEALING, "if not entries or not told or None in told:", "if True:"),),
+        (Edit(_DECRYPT, "if not entries or not told or None in told:", "if True:"),),
         (_ENDED,),
     ),
     Mutation(
         "params-of-a-schedule-believed-in-any-task",
         "The params of a schedule pass in each task whose key begins like those of the schedule.",
-        (Edit(_SCHEDULES, " and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None", ""),),
+        (Edit(_IDENTITY, " and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None", ""),),
         (_ENDED,),
     ),
     Mutation(
         "params-of-a-bulk-change-stored-readable",
         "The params by which a bulk change finds its tasks lie readable in the database for a week.",
-        (Edit(_BULK, "stored = yield from sealing.seal_params_of_bulk(bulk_id, wanted)", "stored = wanted"),),
+        (Edit(_BULK, "stored = yield from codec.stored_criteria(bulk_id, wanted)", "stored = wanted"),),
         (f"{_STORE}::test_params_of_a_bulk_change_are_encrypted_while_they_are_stored",),
     ),
     Mutation(
         "key-of-another-tenant-believed",
         "A reader decrypts with whatever data key a value names.",
-        (Edit(_SEALER, "        if name not in owner.names():\n", "        if False:\n"),),
+        (Edit(_CIPHER, "        if name not in key_names(owner.queues, owner.key):\n", "        if False:\n"),),
         (_REFUSED,),
     ),
     Mutation(
@@ -73,7 +73,7 @@ ENCRYPTION_MUTATIONS = (
         (
             Edit(
                 _RUNNER,
-                "stored = outcome if self._scope.store.sealer is None else await self._encrypted(run, outcome)",
+                "stored = outcome if self._codec.is_plain else await self._encoded(run, outcome)",
                 "stored = outcome",
             ),
         ),

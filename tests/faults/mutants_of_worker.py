@@ -585,7 +585,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "models-made-for-all",
         "A worker makes the model of each task that it claims, which few runs need.",
-        (Edit(_ADOPTION, "if self._keys.sealer is not None:", "if True:"),),
+        (Edit(_ADOPTION, "if not self._codec.is_plain:", "if True:"),),
         ("tests/integration/kernel/worker/running/test_models.py::test_usual_handlers_have_no_model_made",),
     ),
     # --- locked documents -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pymongo.read_concern import ReadConcern
 
-from mtask import App, AsyncClient
+from mtask import App, AsyncClient, Encryption
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process.options import WorkerOptions
@@ -128,10 +128,19 @@ class Bench:
 
 @asynccontextmanager
 async def working(
-    uri: str, database: str, mongo: Client, app: App, worker_id: str = "w1", concurrency: int = 10, **options: Any
+    uri: str,
+    database: str,
+    mongo: Client,
+    app: App,
+    worker_id: str = "w1",
+    concurrency: int = 10,
+    encryption: Encryption | None = None,
+    **options: Any,
 ) -> AsyncIterator[Bench]:
     """Run a worker. At the end of the block, stop it at once, if it still runs."""
     given: dict[str, Any] = {"shutdown_timeout": timedelta(seconds=1), **options}
+    if encryption is not None:
+        given["features"] = [*given.get("features", ()), encryption]
     # A fail point's error makes the driver believe that the server has changed. It asks again after this time.
     own_uri = with_options(uri, "heartbeatFrequencyMS=500")
     worker = Worker(app, WorkerOptions(own_uri, database, worker_id=worker_id, concurrency=concurrency, **given))

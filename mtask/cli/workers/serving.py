@@ -131,12 +131,6 @@ def _options(settings: Settings) -> WorkerOptions:
         features=_features(settings),
         health_file=settings.health_file,
         service=_service(),
-        encryption=read_encryption(
-            settings.encryption_key_file,
-            settings.encryption_key_vault,
-            settings.encryption_queues,
-            settings.encryption_tenants,
-        ),
         executors=ExecutorOptions(
             settings.app,
             settings.isolation,  # type: ignore[arg-type]  # checked there
@@ -154,10 +148,17 @@ def _service() -> Service | None:
 
 
 def _features(settings: Settings) -> list[object]:
-    if settings.callbacks is None:
-        return []
-    secrets = settings.callback_secrets, settings.callback_secret_file
-    return [read_options(settings.callbacks, settings.callback_networks, *secrets)]
+    found: list[object] = []
+    if settings.callbacks is not None:
+        secrets = settings.callback_secrets, settings.callback_secret_file
+        found.append(read_options(settings.callbacks, settings.callback_networks, *secrets))
+    encryption = read_encryption(
+        settings.encryption_key_file,
+        settings.encryption_key_vault,
+        settings.encryption_queues,
+        settings.encryption_tenants,
+    )
+    return found if encryption is None else [*found, encryption]
 
 
 def _supervise(settings: Settings, options: WorkerOptions) -> int:

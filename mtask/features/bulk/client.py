@@ -17,9 +17,9 @@ from mtask.features.audit_log.client import said
 from mtask.features.audit_log.rules import Intent
 from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
-from mtask.features.encryption import encrypt as sealing
 from mtask.kernel.document.identity import prefix_of
 from mtask.kernel.document.task import describe_validation
+from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.kernel.driver.operation import Operation
 from mtask.parts.relays import RELAYS
@@ -88,10 +88,11 @@ def plan(
         secret = yield from bulk.secret()
         now = yield from diagnosis.server_time()
         # The criteria are stored, so they hold no lookup in a readable form if the tasks do not either.
-        wanted = yield from sealing.seal_criteria(checked, sealed_only=True)
+        codec: Codec = yield GET_CODEC
+        wanted = yield from codec.criteria(checked, encoded_only=True)
         found = yield from counting.count(wanted)
         bulk_id = secrets.token_hex(12)
-        stored = yield from sealing.seal_params_of_bulk(bulk_id, wanted)
+        stored = yield from codec.stored_criteria(bulk_id, wanted)
         text = json.dumps(extended_exactly(stored), ensure_ascii=True)
         made = Plan(bulk_id, known, text, within, now, now + PLAN_LASTS)
         return BulkPlan(known, found, signed(made, secret), made.cutoff, made.expires)

@@ -19,11 +19,11 @@ from pymongo import ReturnDocument
 from mtask.database import setup
 from mtask.errors import BulkNotFound, DatabaseError, DuplicateKey, InvalidInput
 from mtask.features.bulk.rules import SECRET_ID, Action, BulkDocument, Plan, order_of, plan_of
-from mtask.features.encryption import decrypt as unsealing
 from mtask.features.flows import change as operating
-from mtask.kernel.document.parts import Sealed
+from mtask.kernel.document.parts import Sealed, is_sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import SCHEMA_VERSION
+from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.extended_json import parse_extended
 from mtask.kernel.driver.operation import Operation, bulks, tasks
 from mtask.kernel.operations.change import NEEDED_BY_NONE
@@ -172,8 +172,13 @@ def step(bulk_id: str, holder: str, relays: Sequence[Relay]) -> Operation[Step]:
 
 
 def criteria_of(bulk: BulkDocument) -> Operation[Document]:
-    """Return the criteria of a bulk change, decrypted as far as the keys of this reader allow."""
-    return (yield from unsealing.open_criteria(bulk.id, parse_extended(bulk.criteria, "criteria")))
+    """Return the criteria of a bulk change, decoded as far as this reader can."""
+    criteria: Document = parse_extended(bulk.criteria, "criteria")
+    if is_sealed(criteria.get("params")):
+        codec: Codec = yield GET_CODEC
+        closed = Sealed(criteria["params"], field=f"params of the bulk change {bulk.id}")
+        criteria["params"] = yield from codec.open_criteria(bulk.id, closed)
+    return criteria
 
 
 def _change_flows(

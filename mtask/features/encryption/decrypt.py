@@ -1,4 +1,4 @@
-"""Operations that decrypt what was read, as far as the keys of this reader allow.
+"""Decrypts what was read, as far as the keys of this reader allow.
 
 What must be encrypted and is not, and what was encrypted for another place, is refused: a Sealed stands for it, which
 no key makes readable.
@@ -7,21 +7,20 @@ no key makes readable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
-from mtask.errors import InvalidLookup
+from mtask.errors import DatabaseError, InvalidLookup, MtaskError
 from mtask.features.encryption import readable
-from mtask.features.encryption.cipher import LOG, LOOKUP, MESSAGE, PARAMS, REASON, RETURNS, Owner, Sealer, canonical
-from mtask.features.encryption.encrypt import load, sealer
-from mtask.features.events.task_events import TaskEvent, without_readable
-from mtask.features.logs.rules import LogLine, RunLog
-from mtask.features.schedules.rules import Schedule
-from mtask.kernel.document.identity import stored_key
+from mtask.features.encryption.cipher import LOOKUP, canonical, why_in
+from mtask.features.encryption.encrypt import Encrypting
+from mtask.features.encryption.vault import Damaged
 from mtask.kernel.document.lookup import LookupEntry
-from mtask.kernel.document.parts import READABLE, Sealed, is_sealed, refused
-from mtask.kernel.document.task import Task
-from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.document.parts import Sealed, is_sealed, refused
+from mtask.kernel.document.task import StoredTask, Task
+from mtask.kernel.driver.codec import Owner, owner_of, params_of
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations.encode import MESSAGE, PARAMS, REASON, RETURNS
+from mtask.kernel.worker.process import log
 
 Document = dict[str, Any]
 
@@ -54,27 +53,140 @@ _HOLDING = frozenset({"params", "lookup", "former_params", "again", "returns", "
 _COPIED = "it is not among the lookups with which these params were encrypted: it was copied here"
 
 
-def open_tasks(found: Sequence[Task]) -> Operation[None]:
-    """Decrypt the values of tasks in place, as far as the keys of this reader allow."""
-    using = yield from sealer()
-    if using is not None:
-        yield from load(using, (), (place.sealed.content[1:17] for task in found for place in places_in(task)))
-    for task in found:
-        open_task(using, task)
+class EncryptionCodec(Encrypting):
+    """Encrypts what is about to be stored, and decrypts what was read."""
 
+    def open_tasks(self, tasks: Sequence[Task]) -> Operation[None]:
+        """Decrypt the values of tasks in place."""
+        closed = [self._closed_in(task) for task in tasks]
+        yield from self.load_keys((), (place.sealed.content[1:17] for places, _ in closed for place in places))
+        for task, (places, bound) in zip(tasks, closed, strict=True):
+            self._put_opened(places)
+            _check_lookups(task.id, bound)
 
-def open_task(using: Sealer | None, task: Task) -> None:
-    """Decrypt the values of a task in place with keys that are loaded, and refuse what does not belong there."""
-    readable.refuse_readable(task, None if using is None else using.prescribes)
-    if using is not None:
-        places, bound = _places_in(task)
-        open_loaded(using, places)
-        _check_lookups(task.id, bound)
+    def _closed_in(self, task: Task) -> tuple[list[Place], list[Bound]]:
+        """Refuse what is readable and must not be. Return what is to be decrypted, and the lookups with their bonds."""
+        readable.refuse_readable(task, self.prescribes)
+        return _places_in(task)
 
+    def _open_places(self, places: Sequence[Place]) -> Operation[None]:
+        """Decrypt these values, and put each in its place."""
+        if places:
+            yield from self.load_keys((), (place.sealed.content[1:17] for place in places))
+            self._put_opened(places)
 
-def must_be_sealed(using: Sealer | None, queue: str, key: str, sealed: Any) -> bool:
-    """Whether readable values of a task are refused: it says that it is encrypted, or this process prescribes it."""
-    return readable.must_be_sealed(sealed, queue, key, None if using is None else using.prescribes)
+    def _put_opened(self, places: Iterable[Place]) -> None:
+        """Decrypt these values with keys that are loaded, and put each in its place."""
+        for owner, field, sealed, put, told in places:
+            if field.startswith("lookup "):
+                put(self.decrypt_lookup(owner, field.removeprefix("lookup "), sealed))
+            else:
+                put(self.decrypt(owner, field, sealed, told))
+
+    def open_values(self, values: Sequence[tuple[Owner, str, Sealed]]) -> Operation[list[Any]]:
+        """Return these values decrypted, each with its owner and its field."""
+        yield from self.load_keys((), (sealed.content[1:17] for _, _, sealed in values))
+        return [self.decrypt(owner, field, sealed) for owner, field, sealed in values]
+
+    def open_parts(self, parts: Sequence[tuple[Owner, Any]]) -> Operation[None]:
+        """Decrypt in place the params and lookups of what publishes tasks, such as a schedule."""
+        places = [place for owner, part in parts for place in _content_of(owner, part, [])]
+        yield from self.load_keys((), (place.sealed.content[1:17] for place in places))
+        for owner, part in parts:
+            self.open_part(owner, part)
+
+    def open_part(self, owner: Owner, part: Any) -> None:
+        """Do the same with keys that are loaded."""
+        if self.is_readable_refused(owner):
+            readable.refuse_content(owner.task_id, part)
+        told: list[Any] = []
+        self._put_opened(list(_content_of(owner, part, told)))
+        _check_lookups(owner.task_id, [(part.lookup, told)])
+
+    def open_criteria(self, bulk_id: str, params: Sealed) -> Operation[Any]:
+        """Return the params by which a bulk change finds its tasks, or the same Sealed with the reason why not."""
+        yield from self.load_keys((), [params.content[1:17]])
+        try:
+            _, problem = self.vault.key_of(params.content[1:17])
+            if problem is not None:
+                raise problem
+            found = self.vault.decrypt(params.content)
+            if not isinstance(found, dict) or (found.get("bulk"), found.get("field")) != (bulk_id, PARAMS):
+                raise Damaged("they were encrypted for another bulk change, and copied here")
+        except MtaskError as error:
+            return Sealed(params.content, why_in(error), field=params.field)
+        return found["v"]
+
+    def extra_fields(self, fields: Sequence[str]) -> list[str]:
+        """Return the fields that a partial read needs besides, so that it can decrypt the fields that are asked for."""
+        extra = [*_OWNING]
+        if any(name.startswith("params.") for name in fields):
+            extra.append("params")  # a path below encrypted params leads nowhere on the server
+        if any(_first_of(name) == LOOKUP for name in fields):
+            extra += [PARAMS, LOOKUP]  # the params tell which lookups are those of the task
+        return [name for name in dict.fromkeys(extra) if name not in fields]
+
+    def open_fields(self, task_id: str, values: Document, fields: Sequence[str]) -> Operation[Document]:
+        """Return the values of these fields, decrypted. `values` holds extra fields, too."""
+        name, _, key = task_id.partition(":")
+        former = values.get("task_state.former_queues")
+        queues = [queue for queue in (values.get("queue"), *(former or ())) if isinstance(queue, str)]
+        owner, told = Owner(name, key, queues, values.get("sealed")), list[Any]()
+        if self.is_readable_refused(owner):
+            held = [field for field in values if _first_of(field) in _HOLDING and not field.startswith("params.")]
+            values = {**values, **{field: readable.without_readable(task_id, field, values[field]) for field in held}}
+            if PARAMS in values and values[PARAMS] is None:
+                values[PARAMS] = refused(task_id, PARAMS)
+        own = {PARAMS: values[PARAMS]} if PARAMS in values else {}
+        others = {field: value for field, value in values.items() if field != PARAMS}
+        is_hidden = isinstance(own.get(PARAMS), Sealed)
+        places = [*places_in_values(owner, others), *(p._replace(told=told) for p in places_in_values(owner, own))]
+        yield from self._open_places(places)
+        values = {**others, **own}
+        entries = [LookupEntry.model_construct(**each) for each in values.get(LOOKUP) or () if {"k", "v"} == set(each)]
+        _check_lookups(task_id, [(entries, told)])
+        are_copied = any(isinstance(entry.v, Sealed) and entry.v.why == _COPIED for entry in entries)
+        for field in fields:
+            if is_hidden and field.startswith("params."):
+                values[field] = _at(values[PARAMS], field.split(".")[1:])
+            elif are_copied and _first_of(field) == LOOKUP:
+                values[field] = refused(task_id, field, _COPIED)
+        return {field: values[field] for field in fields}
+
+    # --- claimed tasks --------------------------------------------------------------------------------------
+
+    def is_needed(self, documents: Sequence[Mapping[str, Any]]) -> bool:
+        """Return True: also what the run of a readable task writes may have to be encrypted."""
+        return True
+
+    def open_claimed(self, tasks: Sequence[StoredTask]) -> Operation[list[Exception | None]]:
+        """Decrypt claimed tasks in place, and load the data keys of what their runs will write."""
+        closed = [self._closed_in(task) for task in tasks]
+        names = {name for task in tasks for name in self.names_for(task.queue, task.key)}
+        names |= {task.sealed for task in tasks if task.sealed is not None}
+        key_ids = {place.sealed.content[1:17] for places, _ in closed for place in places}
+        try:
+            yield from self.load_keys(sorted(names), sorted(key_ids))
+        except DatabaseError as error:
+            log.logger.warning("data keys not loaded", extra=log.fields(keys=len(names), reason=log.told(error)))
+        return [self._with_values(task, *found) for task, found in zip(tasks, closed, strict=True)]
+
+    def _with_values(self, task: StoredTask, places: list[Place], bound: list[Bound]) -> Exception | None:
+        try:
+            # What the run returns must be encrypted, too, even if somebody has published the task readable.
+            self.vault.name_of(task.queue, task.key)
+        except MtaskError as error:
+            return self.unreadable(task, str(error))
+        try:
+            self._put_opened(places)
+            _check_lookups(task.id, bound)
+        except Exception as error:  # an error at one task does not stop the others
+            return error
+        for value in params_of(task):
+            if isinstance(value, Sealed):
+                return value.error if value.is_final else self.unreadable(task, value.why)
+        refused_lookups = (entry.v for entry in task.lookup or () if isinstance(entry.v, Sealed) and entry.v.is_final)
+        return next((value.error for value in refused_lookups), None)
 
 
 def _check_lookups(task_id: str, bound: Sequence[Bound]) -> None:
@@ -93,36 +205,6 @@ def _is_told(entry: LookupEntry, texts: Any) -> bool:
         return canonical(entry.k, entry.v) in texts
     except InvalidLookup:  # no such value can have been encrypted
         return False
-
-
-def open_places(using: Sealer, places: Sequence[Place]) -> Operation[None]:
-    """Decrypt these values, and put each in its place."""
-    if not places:
-        return
-    yield from load(using, (), (place.sealed.content[1:17] for place in places))
-    open_loaded(using, places)
-
-
-def open_loaded(using: Sealer, places: Iterable[Place]) -> None:
-    """Decrypt these values with keys that are loaded."""
-    for owner, field, sealed, put, told in places:
-        if field.startswith("lookup "):
-            put(using.open_lookup(owner, field.removeprefix("lookup "), sealed))
-        else:
-            put(using.open(owner, field, sealed, told))
-
-
-def owner_of(task: Task) -> Owner:
-    """Return the task as the owner of its values."""
-    queues = [task.queue, *task.task_state.former_queues]
-    if task.again is not None:
-        queues.append(task.again.queue)
-    return Owner(task.name, task.key, queues)
-
-
-def places_in(task: Task) -> list[Place]:
-    """Return the encrypted values of a task."""
-    return _places_in(task)[0]
 
 
 def _places_in(task: Task) -> tuple[list[Place], list[Bound]]:
@@ -179,127 +261,6 @@ def _item_setter(values: Any, index: Any) -> Callable[[Any], None]:
     return lambda value: values.__setitem__(index, value)
 
 
-def open_schedules(schedules: Sequence[Schedule]) -> Operation[None]:
-    """Decrypt the params and lookups of schedules in place."""
-    using = yield from sealer()
-    if using is not None:
-        places = [place for schedule in schedules for place in _content_of(_owner_of_schedule(schedule), schedule, [])]
-        yield from load(using, (), (place.sealed.content[1:17] for place in places))
-    for schedule in schedules:
-        _open_schedule(using, schedule)
-
-
-def _open_schedule(using: Sealer | None, schedule: Schedule) -> None:
-    owner = _owner_of_schedule(schedule)
-    if must_be_sealed(using, schedule.queue, owner.key, schedule.sealed):
-        readable.refuse_content(owner.task_id, schedule)
-    if using is not None:
-        told: list[Any] = []
-        open_loaded(using, list(_content_of(owner, schedule, told)))
-        _check_lookups(owner.task_id, [(schedule.lookup, told)])
-
-
-def _owner_of_schedule(schedule: Schedule) -> Owner:
-    """Return the owner of the values of a schedule: its key begins like those of all tasks that it publishes."""
-    base = stored_key(schedule.tenant, schedule.id)
-    return Owner(schedule.name, f"{base}/", [schedule.queue], base)
-
-
-def open_logs(logs: Sequence[RunLog]) -> Operation[None]:
-    """Decrypt the lines of runs in place. In place of lines that cannot be decrypted, or are refused, one says why."""
-    using = yield from sealer()
-    plain = [log for log in logs if log.lines and not isinstance(log.sealed_lines, Sealed)]
-    if plain and using is not None:
-        task_id = plain[0].task_id  # all logs are of one task
-        task = (yield tasks("find_one", {"_id": task_id}, {"queue": 1, "sealed": 1})) or {}
-        if must_be_sealed(using, str(task.get("queue")), task_id.partition(":")[2], task.get("sealed")):
-            for log in plain:
-                log.lines = [_unreadable(log, f"refused: {READABLE}")]
-    encrypted = [log for log in logs if isinstance(log.sealed_lines, Sealed)]
-    if encrypted and using is not None:
-        yield from open_places(using, [_place_in_log(log) for log in encrypted])
-    for log in encrypted:
-        if isinstance(log.sealed_lines, Sealed):
-            log.lines = [_unreadable(log, f"encrypted: {log.sealed_lines.why}")]
-        else:
-            try:
-                log.lines = [LogLine.model_validate(line) for line in log.sealed_lines]
-            except (TypeError, ValueError):
-                log.lines = [_unreadable(log, "encrypted: what was encrypted is no log of mtask")]
-
-
-def _place_in_log(log: RunLog) -> Place:
-    name, _, key = log.task_id.partition(":")
-    return Place(Owner(name, key, [log.queue or ""]), LOG, log.sealed_lines, _setter(log, "sealed_lines"))
-
-
-def _unreadable(log: RunLog, why: str) -> LogLine:
-    log.first = max(0, log.line_cnt - 1)
-    return LogLine(time=log.update_time, level="WARNING", logger="mtask", message=f"({why})")
-
-
-def readable_schedule(using: Sealer, schedule: Schedule, document: Mapping[str, Any]) -> Document:
-    """Return the stored document of a schedule with its params and lookups, decrypted with keys that are loaded."""
-    _open_schedule(using, schedule)
-    lookup = None if schedule.lookup is None else [{"k": entry.k, "v": entry.v} for entry in schedule.lookup]
-    return {**document, "params": schedule.params, "lookup": lookup}
-
-
-def open_rows(rows: Sequence[Document], field: str) -> Operation[None]:
-    """Decrypt one field of rows in place. A row holds `_id`, `queues`, `sealed` and the field.
-
-    A value that cannot be decrypted, or is readable and must not be, raises DecryptionFailed.
-    """
-    using = yield from sealer()
-    for row in rows:
-        if row.get(field) is not None and not is_sealed(row[field]):
-            queue, key = str(row["queues"][0]), row["_id"].partition(":")[2]
-            if must_be_sealed(using, queue, key, row.get("sealed")):
-                raise refused(row["_id"], field).error
-    sealed = [row for row in rows if is_sealed(row.get(field))]
-    if not sealed:
-        return
-    if using is None:
-        raise Sealed(sealed[0][field], task_id=sealed[0]["_id"], field=field).error
-    places: list[Place] = []
-    for row in sealed:
-        name, _, key = row["_id"].partition(":")
-        queues = [queue for queue in row.get("queues") or () if isinstance(queue, str)]
-        places.append(Place(Owner(name, key, queues), field, Sealed(row[field]), _item_setter(row, field)))
-    yield from open_places(using, places)
-    for row in sealed:
-        if isinstance(row[field], Sealed):
-            raise row[field].error
-
-
-def open_criteria(bulk_id: str, criteria: Document) -> Operation[Document]:
-    """Return the criteria of a bulk change with its params decrypted, as far as the keys of this reader allow."""
-    if not is_sealed(criteria.get("params")):
-        return criteria
-    using = yield from sealer()
-    sealed = Sealed(criteria["params"], field=f"params of the bulk change {bulk_id}")
-    if using is None:
-        return {**criteria, "params": sealed}
-    yield from load(using, (), [sealed.content[1:17]])
-    return {**criteria, "params": using.open_criteria(bulk_id, sealed)}
-
-
-def open_event(event: TaskEvent) -> Operation[TaskEvent]:
-    """Return the event with its texts decrypted, if its queue or its tenant is certain."""
-    using = yield from sealer()
-    if using is None:
-        return event
-    owner = Owner(event.name, event.key, [] if event.queue is None else [event.queue])
-    if must_be_sealed(using, event.queue or "", event.key, None):
-        event = without_readable(event)
-    texts: Document = {}
-    for name, field in (("reason", REASON), ("message", MESSAGE)):
-        text = getattr(event, name)
-        if _is_closed(text):
-            yield from open_places(using, [Place(owner, field, text, _item_setter(texts, name))])
-    return replace(event, **texts)
-
-
 def places_in_values(owner: Owner, values: Any, field: str = PARAMS) -> Iterator[Place]:
     """Return the encrypted values in a part of a document, at any depth."""
     entries: Iterable[tuple[Any, Any]] = ()
@@ -318,52 +279,8 @@ def places_in_values(owner: Owner, values: Any, field: str = PARAMS) -> Iterator
             yield from places_in_values(owner, value, inner)
 
 
-def extra_fields(fields: Sequence[str]) -> Operation[list[str]]:
-    """Return the fields that a partial read needs besides, so that it can decrypt the fields that were asked for."""
-    using = yield from sealer()
-    if using is None:
-        return []
-    extra = [*_OWNING]
-    if any(name.startswith("params.") for name in fields):
-        extra.append("params")  # a path below encrypted params leads nowhere on the server
-    if any(_first_of(name) == LOOKUP for name in fields):
-        extra += [PARAMS, LOOKUP]  # the params tell which lookups are those of the task
-    return [name for name in dict.fromkeys(extra) if name not in fields]
-
-
 def _first_of(field: str) -> str:
     return field.partition(".")[0]
-
-
-def open_fields(task_id: str, values: Document, fields: Sequence[str]) -> Operation[Document]:
-    """Return the values of these fields, decrypted. `values` holds extra fields, too."""
-    using = yield from sealer()
-    if using is None:
-        return values
-    name, _, key = task_id.partition(":")
-    former = values.get("task_state.former_queues")
-    queues = [queue for queue in (values.get("queue"), *(former or ())) if isinstance(queue, str)]
-    if must_be_sealed(using, queues[0] if queues else "", key, values.get("sealed")):
-        held = [field for field in values if _first_of(field) in _HOLDING and not field.startswith("params.")]
-        values = {**values, **{field: readable.without_readable(task_id, field, values[field]) for field in held}}
-        if PARAMS in values and values[PARAMS] is None:
-            values[PARAMS] = refused(task_id, PARAMS)
-    owner, told = Owner(name, key, queues), list[Any]()
-    own = {PARAMS: values[PARAMS]} if PARAMS in values else {}
-    others = {field: value for field, value in values.items() if field != PARAMS}
-    is_hidden = isinstance(own.get(PARAMS), Sealed)
-    places = [*places_in_values(owner, others), *(p._replace(told=told) for p in places_in_values(owner, own))]
-    yield from open_places(using, places)
-    values = {**others, **own}
-    entries = [LookupEntry.model_construct(**each) for each in values.get(LOOKUP) or () if {"k", "v"} == set(each)]
-    _check_lookups(task_id, [(entries, told)])
-    are_copied = any(isinstance(entry.v, Sealed) and entry.v.why == _COPIED for entry in entries)
-    for field in fields:
-        if is_hidden and field.startswith("params."):
-            values[field] = _at(values[PARAMS], field.split(".")[1:])
-        elif are_copied and _first_of(field) == LOOKUP:
-            values[field] = refused(task_id, field, _COPIED)
-    return {field: values[field] for field in fields}
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +48,12 @@ def name_of_key(queue: str | None, tenant: str | None) -> str:
     if (queue is None) == (tenant is None):
         raise InvalidInput("name the queue or the tenant whose data key it is.", field="queue")
     return check_key_name(f"{TENANT}{tenant}" if queue is None else f"{QUEUE}{queue}")
+
+
+def check_installed() -> None:
+    """Raise InvalidInput if the packages of the extra `encryption` are missing."""
+    if find_spec("pymongocrypt") is None:
+        raise InvalidInput("encryption needs more packages: pip install 'mtask[encryption]'", field="encryption")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,7 +22,8 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from mtask.errors import DataKeyExists, DataKeyNotFound, EncryptionError, InvalidInput, MtaskError, WrongMasterKey
-from mtask.features.encryption.settings import ALT_NAME, Encryption, check_key_name
+from mtask.features.encryption.settings import ALT_NAME, Encryption, check_installed, check_key_name
+from mtask.kernel.driver import connect
 from mtask.kernel.driver.errors import first_line, translated
 from mtask.kernel.driver.stores import CODEC
 
@@ -354,10 +354,25 @@ class Vault:
             self._client = None
 
 
-def check_installed() -> None:
-    """Raise InvalidInput if the packages of the extra `encryption` are missing."""
-    if find_spec("pymongocrypt") is None:
-        raise InvalidInput("encryption needs more packages: pip install 'mtask[encryption]'", field="encryption")
+def vault_for(encryption: Encryption, source: Any) -> Vault:
+    """Return the key vault of a store whose client is made from `source`: a URI, or the caller's own client.
+
+    It has a connection of its own, unless the caller's own client is a MongoClient or a Motor client. Raises
+    InvalidInput.
+    """
+    if not isinstance(encryption, Encryption):
+        raise InvalidInput(f"encryption is an mtask.Encryption, not {type(encryption).__name__}.", field="encryption")
+    uri = encryption.uri if encryption.uri is not None else source
+    if isinstance(uri, str):
+        return Vault(encryption, lambda: connect.sync_store(uri, "admin", "mtask-keys").client, owns=True)
+    inner = uri.delegate if connect.is_motor(uri) else uri
+    if not isinstance(inner, MongoClient):
+        raise InvalidInput(
+            "this client cannot read the key vault: name the server of the key vault with Encryption(uri=...).",
+            field="encryption",
+        )
+    shared: MongoClient[Document] = inner
+    return Vault(encryption, lambda: shared, owns=False)
 
 
 def _is_old(key: _Key | None, now: float) -> bool:

@@ -6,38 +6,48 @@ task as a failure. It asks for the key again after a while: the key may have bee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from mtask.errors import DatabaseError, MtaskError
-from mtask.features.encryption import decrypt as unsealing
-from mtask.features.encryption import encrypt as sealing
-from mtask.features.encryption.cipher import Sealer
-from mtask.kernel.document.parts import Sealed, is_encrypted
+from mtask.app.app import App
+from mtask.features.encryption.settings import Encryption, check_installed
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.statements.filters import Filter
-from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.state import Scope
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
 LEFT_ALONE = 30.0
 #: The most data keys that a claim excludes by name. If there are more, it claims no encrypted tasks for a while.
 _MAX_EXCLUDED = 200
+_KEYLESS = "this worker has no keys: give it --encryption-key-file"
 
 
-class Unreadable(Exception):
-    """A claimed task cannot be decrypted here. Another worker may be able to."""
+def given_to(options: WorkerOptions) -> Encryption | None:
+    """Return the keys that a worker is given. None: it has no keys."""
+    return next((one for one in options.features if isinstance(one, Encryption)), None)
+
+
+def extended(app: App, options: WorkerOptions) -> WorkerOptions:
+    """Give a worker the keys of its app, if it has none of its own; raise InvalidInput if it cannot use them."""
+    given = given_to(options)
+    if given is None and app.encryption is not None:
+        given, options = app.encryption, replace(options, features=[*options.features, app.encryption])
+    if given is not None:
+        check_installed()
+    return options
 
 
 class Keys:
-    """Decrypts the tasks that this worker has claimed, and knows which data keys it cannot use."""
+    """Knows which data keys this worker cannot use."""
 
     def __init__(self, scope: Scope) -> None:
-        self._store = scope.store
         self._ledger = scope.ledger
-        self.sealer: Sealer | None = scope.store.sealer
-        if self.sealer is None:
+        self._codec = scope.store.codec
+        self._codec.on_unreadable = self._leave_alone
+        if self._codec.is_plain:
             self._ledger.unusable_keys.add("*")
         #: The time until which tasks of a data key are not claimed (monotonic seconds), by the name of the data key.
         self._left_alone: dict[str, float] = {}
@@ -47,15 +57,15 @@ class Keys:
         """Whether this worker must not claim a task now whose document names this data key, or none."""
         if sealed is None:
             return False
-        if self.sealer is None:
-            self._log_once(str(sealed), "this worker has no keys: give it --encryption-key-file")
+        if self._codec.is_plain:
+            self._log_once(str(sealed), _KEYLESS)
             return True
         until = self._left_alone.get(sealed) if isinstance(sealed, str) else None
         return until is not None and until > monotonic()
 
     def guard(self) -> list[Filter]:
         """Return the guard that keeps the tasks out of claims and scans that this worker must not claim now."""
-        if self.sealer is None:
+        if self._codec.is_plain:
             return [{"sealed": None}]
         if not self._left_alone:
             return []
@@ -68,67 +78,16 @@ class Keys:
             return [{"sealed": None}]
         return [{"sealed": {"$nin": names}}] if names else []
 
-    def are_needed(self, documents: Sequence[dict[str, Any]]) -> bool:
-        """Whether one of these claimed tasks must be decrypted, or what its run writes must be encrypted."""
-        return self.sealer is not None or any(
-            "sealed" in document or is_encrypted(document.get("params")) for document in documents
-        )
-
-    async def load(self, tasks: Sequence[StoredTask]) -> None:
-        """Load the data keys that the runs of these claimed tasks need. After an error, `open` says what is missing."""
-        using = self.sealer
-        if using is None:
-            return
-        names = {name for task in tasks for name in using.names_for(task.queue, task.key)}
-        names |= {task.sealed for task in tasks if task.sealed is not None}
-        key_ids = {place.sealed.content[1:17] for task in tasks for place in unsealing.places_in(task)}
-        if not using.vault.lacks(names, key_ids):
-            return
-        try:
-            await self._store.run(sealing.load(using, sorted(names), sorted(key_ids)))
-        except DatabaseError as error:
-            logger.warning("data keys not loaded", extra=fields(keys=len(names), reason=told(error)))
-
-    def open(self, task: StoredTask) -> None:
-        """Decrypt a claimed task in place.
-
-        Raises Unreadable, or DecryptionFailed if what it holds is not its own, or is readable and must not be.
-        """
-        if self.sealer is None:
-            if task.sealed is not None or any(isinstance(each, Sealed) for each in _params_in(task)):
-                self._refuse(task, "this worker has no keys: give it --encryption-key-file")
-            return
-        try:
-            # What the run returns must be encrypted, too, even if somebody has published the task readable.
-            self.sealer.vault.name_of(task.queue, task.key)
-        except MtaskError as error:
-            self._refuse(task, str(error))
-        unsealing.open_task(self.sealer, task)
-        for value in _params_in(task):
-            if isinstance(value, Sealed):
-                if value.is_final:
-                    raise value.error
-                self._refuse(task, value.why)
-        for entry in task.lookup or ():
-            if isinstance(entry.v, Sealed) and entry.v.is_final:
-                raise entry.v.error
-
-    def _refuse(self, task: StoredTask, reason: str) -> None:
+    def _leave_alone(self, task: StoredTask, reason: str) -> None:
+        """Leave a claimed task that cannot be decrypted here, and others of its data key, to other workers."""
         name = task.sealed or ""
         if name:
             self._left_alone[name] = monotonic() + LEFT_ALONE
             if len(self._ledger.unusable_keys) < _MAX_EXCLUDED:
                 self._ledger.unusable_keys.add(name)
-        self._log_once(name or task.id, reason)
-        raise Unreadable(reason)
+        self._log_once(name or task.id, _KEYLESS if self._codec.is_plain else reason)
 
     def _log_once(self, name: str, reason: str) -> None:
         if name not in self._logged and len(self._logged) < _MAX_EXCLUDED:
             self._logged.add(name)
             logger.error("encrypted tasks are left to other workers", extra=fields(key=name, reason=reason))
-
-
-def _params_in(task: StoredTask) -> list[Any]:
-    """Return the params of a task, or of each call that it has collected."""
-    calls = task.params.get("calls") if type(task.params) is dict else None
-    return calls if isinstance(calls, list) else [task.params]

@@ -107,7 +107,7 @@ class AsyncEvents(AsyncReader):
         if change is not None and self._following.is_in_doubt(change):
             change = await cursor.with_document_then(change)
         is_whole = self._take(change, cursor.token, is_alive=cursor.is_alive)
-        await self._decrypt()
+        await self._decode()
         return is_whole
 
     async def _drop(self) -> None:

@@ -107,7 +107,7 @@ class Events(SyncReader):
         if change is not None and self._following.is_in_doubt(change):
             change = cursor.with_document_then(change)
         is_whole = self._take(change, cursor.token, is_alive=cursor.is_alive)
-        self._decrypt()
+        self._decode()
         return is_whole
 
     def _drop(self) -> None:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from mtask.client import views
 from mtask.errors import DatabaseError, DocumentTooLarge, InvalidInput, shown
-from mtask.features.encryption import decrypt as unsealing
 from mtask.features.events import readers
 from mtask.features.events import task_events as events
 from mtask.features.events.readers import CLOSE_TIMEOUT, AsyncCursor, Detail, Opening, SyncCursor, Wanted
 from mtask.features.events.task_events import TaskEvent
 from mtask.kernel.document.parts import Sealed
+from mtask.kernel.driver.codec import Codec, Owner
 from mtask.kernel.driver.failover import cancel
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
@@ -241,12 +241,23 @@ def _in_oplog(since: datetime | None) -> Any:
 # The hand-written part of the event iterators: their state, and how each iterator reads and waits.
 
 
+def _opened(event: TaskEvent, codec: Codec) -> Operation[TaskEvent]:
+    """Return the event with its texts decoded, if its queue or its tenant is certain."""
+    owner = Owner(event.name, event.key, [] if event.queue is None else [event.queue])
+    if codec.is_readable_refused(owner):
+        event = events.without_readable(event)
+    texts: dict[str, Any] = {"reason": event.reason, "message": event.message}  # encoded under these names, too
+    closed = {name: text for name, text in texts.items() if isinstance(text, Sealed) and not text.is_final}
+    opened = yield from codec.open_values([(owner, name, text) for name, text in closed.items()])
+    return replace(event, **dict(zip(closed, opened, strict=True)))
+
+
 class _Reader:
     """The state that the sync and the asyncio iterator have in common."""
 
-    def __init__(self, following: Following, sealer: Any) -> None:
+    def __init__(self, following: Following, codec: Codec) -> None:
         self._following = following
-        self._sealer = sealer
+        self._codec = codec
         self._found: deque[TaskEvent] = deque()
         self._returned = following.token
         self._is_closed = False
@@ -264,15 +275,15 @@ class _Reader:
         return event
 
     def _opening(self) -> Operation[None] | None:
-        """Return the operation that decrypts the texts of the events that wait; None: it is not needed."""
-        if self._sealer is None or not any(isinstance(e.reason, Sealed) or e.message for e in self._found):
+        """Return the operation that decodes the texts of the events that wait; None: it is not needed."""
+        if self._codec.is_plain or not any(isinstance(e.reason, Sealed) or e.message for e in self._found):
             return None
         return self._opened()
 
     def _opened(self) -> Operation[None]:
         opened: deque[TaskEvent] = deque()
         for event in self._found:
-            opened.append((yield from unsealing.open_event(event)))
+            opened.append((yield from _opened(event, self._codec)))
         self._found = opened
 
     def _take(self, change: Document | None, token: str | None, *, is_alive: bool) -> bool:
@@ -293,7 +304,7 @@ class SyncReader(_Reader):
     _sleep = staticmethod(time.sleep)
 
     def __init__(self, store: SyncStore, following: Following, prepare: Callable[[], None]) -> None:
-        super().__init__(following, store.sealer)
+        super().__init__(following, store.codec)
         self._store = store
         self._prepare = prepare
         self._cursor: SyncCursor | None = None
@@ -301,8 +312,8 @@ class SyncReader(_Reader):
     def _read_on(self, read: Callable[[], None]) -> None:
         read()
 
-    def _decrypt(self) -> None:
-        """Decrypt the texts of the events that wait."""
+    def _decode(self) -> None:
+        """Decode the texts of the events that wait."""
         if (opening := self._opening()) is not None:
             with suppress(DatabaseError):  # the texts then say that they are encrypted
                 self._store.run(opening)
@@ -319,7 +330,7 @@ class AsyncReader(_Reader):
     def __init__(
         self, store: AsyncStore | SyncStore, following: Following, prepare: Callable[[], Awaitable[None]]
     ) -> None:
-        super().__init__(following, store.sealer)
+        super().__init__(following, store.codec)
         self._store = store
         self._prepare = prepare
         self._cursor: AsyncCursor | None = None
@@ -338,8 +349,8 @@ class AsyncReader(_Reader):
         if not reading.cancelled():
             reading.result()
 
-    async def _decrypt(self) -> None:
-        """Decrypt the texts of the events that wait."""
+    async def _decode(self) -> None:
+        """Decode the texts of the events that wait."""
         if (opening := self._opening()) is None:
             return
         with suppress(DatabaseError):  # the texts then say that they are encrypted

@@ -11,17 +11,19 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 from mtask.arguments.middleware import copied
 from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
-from mtask.features.encryption import decrypt as unsealing
-from mtask.features.encryption import encrypt as sealing
 from mtask.features.flows import children
 from mtask.features.flows.next import flow_part, owed
 from mtask.kernel.document.handlers import Handler, handler_of
 from mtask.kernel.document.identity import own_key
 from mtask.kernel.document.lookup import Lookup
 from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.parts import Sealed, is_sealed, refused
 from mtask.kernel.document.task import MAX_DEPTH, StoredTask
 from mtask.kernel.document.values import Trace
+from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations import encode
+from mtask.kernel.operations.encode import RETURNS
 from mtask.kernel.operations.publish import Published
 from mtask.kernel.statements.outbox import OwedTask
 
@@ -174,7 +176,7 @@ class Family:
     def _adding(self, key: str, owed_tasks: Sequence[OwedTask]) -> Operation[list[Published]]:
         run = self._run
         added: set[str] = set()
-        owed_tasks = yield from sealing.seal_owed(owed_tasks)
+        owed_tasks = yield from encode.owed(owed_tasks)
         yield from children.make_room(key, run.task.id, owed_tasks)
         for batch in children.in_batches(owed_tasks) if owed_tasks else ():
             added |= set((yield from children.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid)))
@@ -219,10 +221,30 @@ class _Reading:
         for row in rows:
             if row.get("lost") is not None:
                 raise ResultLost(row["_id"], str(row["lost"]))
-        yield from unsealing.open_rows(rows, "returns")
+        yield from _opened(rows)
         if chain is not None:
             return [(row["_id"].partition(":")[0], row.get("returns")) for row in rows]
         return [(row["step"], row.get("returns")) for row in rows]
+
+
+def _opened(rows: Sequence[dict[str, Any]]) -> Operation[None]:
+    """Decode the results in rows of `children`, in place. Raises DecryptionFailed if one is refused or stays closed."""
+    codec: Codec = yield GET_CODEC
+    closed: list[tuple[dict[str, Any], Owner]] = []
+    for row in rows:
+        name, _, key = row["_id"].partition(":")
+        queues = [queue for queue in row.get("queues") or () if isinstance(queue, str)]
+        owner = Owner(name, key, queues, row.get("sealed"))
+        if is_sealed(row.get(RETURNS)):
+            closed.append((row, owner))
+        elif row.get(RETURNS) is not None and codec.is_readable_refused(owner):
+            raise refused(owner.task_id, RETURNS).error
+    values = [(owner, RETURNS, Sealed(row[RETURNS], task_id=owner.task_id, field=RETURNS)) for row, owner in closed]
+    opened = yield from codec.open_values(values)
+    for (row, _), value in zip(closed, opened, strict=True):
+        if isinstance(value, Sealed):
+            raise value.error
+        row[RETURNS] = value
 
 
 class Results:

@@ -27,8 +27,6 @@ from mtask.app.hooks import Started
 from mtask.app.loader import load_app
 from mtask.app.middleware import RunCall
 from mtask.errors import LeaseLost, RunCanceled
-from mtask.features.encryption.cipher import Sealer
-from mtask.features.encryption.settings import Encryption
 from mtask.features.isolation.channel import Channel, Message
 from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
 from mtask.features.isolation.processes import be_killed_first, end_with_parent
@@ -44,6 +42,7 @@ from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import RunTransactions, late_value
 from mtask.logs import RUN, RunMarks, first_of
 from mtask.parts import worker as features
+from mtask.parts.codec import codec_in
 
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
@@ -118,9 +117,8 @@ class Child:
             exit_now(1)
         worker_id = hello["worker_id"]
         self._leases = RemoteLeases(self._channel.send, worker_id)
-        self._stores = stores = HandlerStores(
-            hello["uri"], hello["database"], f"mtask-worker:{worker_id}", _sealer_in(hello)
-        )
+        codec = codec_in(hello.get("codec"), hello["uri"])
+        self._stores = stores = HandlerStores(hello["uri"], hello["database"], f"mtask-worker:{worker_id}", codec)
         self._successes = features.successes(app.handlers)
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
@@ -212,14 +210,6 @@ class Child:
         await self._stores.close()
         self._caller.close()
         self._over.set()
-
-
-def _sealer_in(hello: Message) -> Sealer | None:
-    if "encryption" not in hello:
-        return None
-    from mtask.features.encryption.opening import sealer_for  # only a worker with encryption needs it
-
-    return sealer_for(Encryption(**hello["encryption"]), hello["uri"])
 
 
 def _ended(run: HeldRun, reason: EndReason) -> None:

@@ -14,7 +14,6 @@ import logging
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mtask.features.encryption.settings import Encryption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.statements.finish import Outcome
@@ -95,14 +94,14 @@ class Origin:
     incarnation: str
     log_format: str = "text"
     keep_logs: int = 0  #: the most lines of a run that are kept
-    encryption: Encryption | None = field(default=None, repr=False)
+    codec: Message | None = field(default=None, repr=False)  #: what their codec is made from; None: it is plain
 
     def hello(self) -> dict[str, Any]:
         """Return the first message to an executor. It holds the URI, so it must not be on a command line."""
         root, own = logging.getLogger(), logging.getLogger("mtask")
         levels = {"log_level": root.getEffectiveLevel(), "own_log_level": own.getEffectiveLevel()}
         logs = {"log_format": self.log_format, "keep_logs": self.keep_logs}
-        # Handlers publish, and their transactions write results, from the executor: it needs the keys, too.
-        keys = {} if self.encryption is None else {"encryption": self.encryption.document()}
+        # Handlers publish, and their transactions write results, from the executor: it needs the codec, too.
+        codec = {} if self.codec is None else {"codec": self.codec}
         worker = {"worker_id": self.worker_id, "incarnation": self.incarnation}
-        return {"uri": self.uri, "database": self.database, **worker, **levels, **logs, **keys}
+        return {"uri": self.uri, "database": self.database, **worker, **levels, **logs, **codec}

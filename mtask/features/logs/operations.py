@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from pymongo import UpdateOne
 
 from mtask.database import setup
+from mtask.errors import EncryptionError
 from mtask.kernel.document.task import SCHEMA_VERSION
+from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation, on
 from mtask.kernel.statements import expressions as x
 
 Document = dict[str, Any]
 #: The most runs whose logs are read together.
 MAX_RUNS = 20
+#: The name under which lines are encoded.
+LINES = "log"
 #: The time limit of one write. A log must not keep a connection busy.
 _PATIENCE = timedelta(seconds=5)
 
@@ -36,9 +40,9 @@ class RunLines:
     is_over: bool
     trace_id: str | None
     size: int  #: of the lines, in bytes
-    sealed: Any = None  #: the lines, if they are encrypted; then `lines` is empty
+    sealed: Any = None  #: the lines, if they are encoded; then `lines` is empty
     sealed_cnt: int = 0
-    key_name: str | None = None  #: the data key that encrypts the task
+    key_name: str | None = None  #: what the task says of the form of its values
     tenant: str | None = None  #: the task's tenant
 
     @property
@@ -61,6 +65,25 @@ def write(logs: Sequence[RunLines], kept_for: timedelta) -> Operation[None]:
     """Store the lines of these runs in one statement. Lines that are older than those stored change nothing."""
     kept_ms = kept_for // timedelta(milliseconds=1)
     yield on("logs", "upserted", [_upsert(one, kept_ms) for one in logs]).within(_PATIENCE)
+
+
+def encoded(logs: Sequence[RunLines]) -> Operation[Sequence[RunLines]]:
+    """Encode the lines of these runs. Lines that cannot be encoded are left out."""
+    codec: Codec = yield GET_CODEC
+    if codec.is_plain:
+        return logs
+    owners = [Owner(log.name, log.key, [log.queue], log.key_name) for log in logs]
+    yield from codec.load(owners)
+    return [_encoded(codec, owner, log) for owner, log in zip(owners, logs, strict=True)]
+
+
+def _encoded(codec: Codec, owner: Owner, log: RunLines) -> RunLines:
+    lines = list(log.lines)
+    try:
+        made = codec.value(owner, LINES, lines)
+    except EncryptionError:  # the data key was removed meanwhile: nothing may be stored readable
+        return replace(log, first=log.line_cnt, lines=())
+    return log if made is lines else replace(log, lines=(), sealed=made, sealed_cnt=len(lines))
 
 
 def _upsert(log: RunLines, kept_ms: int) -> UpdateOne:

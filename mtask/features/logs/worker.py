@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, Protocol
 
 from mtask.errors import MtaskError
-from mtask.features.encryption import encrypt as sealing
 from mtask.features.logs import operations as run_logs
 from mtask.features.logs.operations import RunLines
 from mtask.features.logs.options import LogOptions
@@ -167,9 +166,9 @@ class LogKeeper:
         if not self._is_made:
             await self._store.run(run_logs.make_ready())
             self._is_made = True
-        lines = await self._store.run(sealing.seal_logs(lines))
+        encoded = await self._store.run(run_logs.encoded(lines))
         self.write_cnt += 1
-        await self._store.run(run_logs.write(lines, self._options.kept_for))
+        await self._store.run(run_logs.write(encoded, self._options.kept_for))
 
     def _groups(self) -> Iterator[list[GrowingLog]]:
         """Take out the runs with something to write, in groups. What comes meanwhile waits for the next round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, Unpack
@@ -12,17 +12,16 @@ from pydantic import ValidationError
 
 from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidInput, SchemaMismatch, shown
-from mtask.features.encryption import decrypt as unsealing
-from mtask.features.encryption import encrypt as sealing
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules import triggers
 from mtask.features.schedules.rules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
 from mtask.features.schedules.triggers import Cron, Every, Once
-from mtask.kernel.document.identity import check_text
+from mtask.kernel.document.identity import check_text, stored_key
 from mtask.kernel.document.lookup import Lookup, LookupEntry
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation
 from mtask.kernel.driver.bson import stored_value
+from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import IfExists, NewTask
 
@@ -301,8 +300,12 @@ def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operati
     if source == "client" and definition.fields["tenant"] is None:  # who names no tenant leaves the stored one
         tenant = yield from schedules.tenant_of(definition.schedule_id)
         definition = replace(definition, fields={**definition.fields, "tenant": tenant})
-    sealed = replace(definition, fields=(yield from sealing.seal_schedule(definition.schedule_id, definition.fields)))
-    using = yield from sealing.sealer()
+    fields = definition.fields
+    owner = _owner(definition.schedule_id, fields["name"], fields["queue"], fields["tenant"])
+    codec: Codec = yield GET_CODEC
+    yield from codec.load([owner], to_publish=True)
+    content = codec.content(owner, fields["params"], fields["lookup"])
+    encoded = replace(definition, fields={**fields, **content})
 
     def changed(now: datetime, former: Mapping[str, Any] | None) -> dict[str, Any] | None:
         if former is not None and if_exists == "keep":
@@ -310,20 +313,46 @@ def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operati
         if former is not None:
             stored = schedule_of(former)
             readable = former
-            if using is not None and stored.sealed is not None:
-                # Encrypted values differ each time, so the values themselves are compared.
-                readable = unsealing.readable_schedule(using, stored, former)
+            if stored.sealed is not None:
+                # Encoded values differ each time, so the values themselves are compared.
+                codec.open_part(_owner_of(stored), stored)
+                lookup = None if stored.lookup is None else [{"k": entry.k, "v": entry.v} for entry in stored.lookup]
+                readable = {**former, "params": stored.params, "lookup": lookup}
             is_same = all(readable.get(name) == value for name, value in definition.fields.items())
             is_same &= definition.paused is None or definition.paused == former.get("paused")
-            is_same &= former.get("sealed") == sealed.fields.get("sealed")
+            is_same &= former.get("sealed") == content.get("sealed")
             if is_same and former.get("source") == source:
                 return None
         if source == "client":  # what an app declares may have ended since: that must not keep it from starting
             _check_end(definition, now, former)
-        return sealed.document(now, source, former)
+        return encoded.document(now, source, former)
 
     stored = yield from schedules.put(definition.schedule_id, changed, must_be_new=if_exists == "reject")
-    return schedule_of(stored)
+    return (yield from _opened(stored))
+
+
+def _owner(schedule_id: str, name: str, queue: str, tenant: str | None, sealed: str | None = None) -> Owner:
+    """Return the owner of the values of a schedule: its key begins like those of all tasks that it publishes."""
+    base = stored_key(tenant, schedule_id)
+    return Owner(name, f"{base}/", [queue], sealed, base)
+
+
+def _owner_of(schedule: Schedule) -> Owner:
+    return _owner(schedule.id, schedule.name, schedule.queue, schedule.tenant, schedule.sealed)
+
+
+def _opened(document: Mapping[str, Any]) -> Operation[Schedule]:
+    """Return the document as a Schedule, decoded; raise SchemaMismatch."""
+    found = schedule_of(document)
+    yield from _open([found])
+    return found
+
+
+def _open(found: Sequence[Schedule]) -> Operation[None]:
+    """Decode schedules in place."""
+    codec: Codec = yield GET_CODEC
+    if not codec.is_plain:
+        yield from codec.open_parts([(_owner_of(schedule), schedule) for schedule in found])
 
 
 def _check_end(definition: Definition, now: datetime, former: Mapping[str, Any] | None) -> None:
@@ -351,12 +380,12 @@ def set_paused(schedule_id: str, *, paused: bool) -> Operation[Schedule]:
 
 
 def _changed(schedule_id: str, changed: schedules.ChangedExisting) -> Operation[Schedule]:
-    return schedule_of((yield from schedules.change(schedule_id, changed)))
+    return (yield from _opened((yield from schedules.change(schedule_id, changed))))
 
 
 def get(schedule_id: str) -> Operation[Schedule]:
     """Return a schedule; raise ScheduleNotFound or SchemaMismatch."""
-    return schedule_of((yield from schedules.get(check_schedule_id(schedule_id))))
+    return (yield from _opened((yield from schedules.get(check_schedule_id(schedule_id)))))
 
 
 def every() -> Operation[list[Schedule]]:
@@ -367,6 +396,7 @@ def every() -> Operation[list[Schedule]]:
             found.append(schedule_of(document))
         except SchemaMismatch as error:
             logger.warning("malformed schedule left out: %s", error)
+    yield from _open(found)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, Self
@@ -131,14 +130,6 @@ class Schedule(BaseModel):
         moment = firing.astimezone(UTC).replace(tzinfo=None)
         own = f"{self.id}/{moment.isoformat(timespec='milliseconds' if moment.microsecond else 'seconds')}Z"
         return stored_key(self.tenant, own)
-
-
-_FIRING = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z")
-
-
-def is_firing_of(schedule_key: str, key: str) -> bool:
-    """Whether this is the stored key of a task that a firing published. `schedule_key`: see `stored_key`."""
-    return key.startswith(f"{schedule_key}/") and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None
 
 
 @dataclass(frozen=True, slots=True)

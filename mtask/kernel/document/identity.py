@@ -172,3 +172,15 @@ def _as_number(text: str) -> int:
 def is_key_of(tenant: str, key: str) -> bool:
     """Whether a stored key is one of this tenant."""
     return key.startswith(prefix_of(tenant)) and len(key) > len(prefix_of(tenant))
+
+
+# --- firings ---------------------------------------------------------------------------------------------
+
+# Firings: the key of a task that a schedule publishes is that of the schedule, a slash, and the time of the firing.
+
+_FIRING = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z")
+
+
+def is_firing_of(schedule_key: str, key: str) -> bool:
+    """Whether this is the stored key of a task that a firing published. `schedule_key`: see `stored_key`."""
+    return key.startswith(f"{schedule_key}/") and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None

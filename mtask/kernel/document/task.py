@@ -47,8 +47,6 @@ SCHEMA_REVISION = 9
 FLOWS_REVISION = 5
 #: The first revision whose workers know the limits and fair turns of tenants.
 TENANTS_REVISION = 7
-#: The first revision whose workers know encrypted tasks. An older worker marks one FAIL: its params fit no handler.
-ENCRYPTION_REVISION = 7
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20

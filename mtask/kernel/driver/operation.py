@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 T = TypeVar("T")
 Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
-Target = Literal[Collection, "database", "admin", "session", "keys", "names"]
+Target = Literal[Collection, "database", "admin", "session", "codec", "names"]
 Operation = Generator["Call", Any, T]
 
 
@@ -28,8 +28,8 @@ class Call:
     - `insert_new` inserts many documents. It returns the set of positions of documents whose `_id` existed already;
     - `upserted` writes in bulk. It returns the set of positions of documents that were inserted.
 
-    The target "keys" asks the store itself for its sealer (`get`), or its key vault (any other method). The target
-    "names" asks the store for the set of names of tasks that it remembers; the operation may change this set.
+    The target "codec" asks the store itself for its codec (`get`), or has the codec answer (any other method). The
+    target "names" asks the store for the set of names of tasks that it remembers; the operation may change this set.
     """
 
     target: Target

@@ -35,6 +35,7 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from mtask.kernel.driver import roles as rights
+from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.errors import DUPLICATE_KEY, NOT_STORABLE, translated
 from mtask.kernel.driver.failover import WhilePrimary, mend_waits
 from mtask.kernel.driver.operation import COLLECTIONS, Call, Operation
@@ -152,11 +153,6 @@ def _as_documents(found: list[Any]) -> list[Document]:
     return [document if type(document) is dict else _as_written(document) for document in found]
 
 
-def _of_vault(sealer: Any, call: Call) -> Any:
-    """Ask the key vault. This blocks."""
-    return getattr(sealer.vault, call.method)(*call.args)
-
-
 def _target(store: SyncStore | AsyncStore, call: Call, session: Any) -> Any:
     if call.target == "session":
         return session
@@ -223,8 +219,7 @@ class SyncStore:
     def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
         self.client = client
         self.timeout = timeout
-        #: The `mtask.features.encryption.cipher.Sealer` of the values of tasks. None: this store has no keys.
-        self.sealer: Any = None
+        self.codec = Codec()
         #: The names of tasks that searches have found, for `mtask.search.names`.
         self.names: set[str] = set()
         self.database = client.get_database(database, **_GUARANTEES)
@@ -254,8 +249,8 @@ class SyncStore:
             call = next(operation)
             while True:
                 try:
-                    if call.target == "keys":
-                        answer = self.sealer if call.method == "get" else _of_vault(self.sealer, call)
+                    if call.target == "codec":
+                        answer = self.codec if call.method == "get" else self.codec.ask(call.method, *call.args)
                     elif call.target == "names":
                         answer = self.names
                     else:
@@ -315,8 +310,7 @@ class AsyncStore:
         mend_waits()
         self.client = client
         self.timeout = timeout
-        #: The `mtask.features.encryption.cipher.Sealer` of the values of tasks. None: this store has no keys.
-        self.sealer: Any = None
+        self.codec = Codec()
         #: The names of tasks that searches have found, for `mtask.search.names`.
         self.names: set[str] = set()
         self._abandoned: set[asyncio.Task[Any]] = set()
@@ -350,12 +344,12 @@ class AsyncStore:
                     if call.target == "names":
                         call = operation.send(self.names)
                         continue
-                    if call.target == "keys":
-                        # Data keys are loaded in a thread, as this may ask another server.
+                    if call.target == "codec":
+                        # It may ask another server, so it does so in a thread.
                         answer = (
-                            self.sealer
+                            self.codec
                             if call.method == "get"
-                            else await asyncio.to_thread(_of_vault, self.sealer, call)
+                            else await asyncio.to_thread(self.codec.ask, call.method, *call.args)
                         )
                         call = operation.send(answer)
                         continue

@@ -12,7 +12,7 @@ from pymongo import ReturnDocument
 from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound, WorkersTooOld
 from mtask.kernel.document.parts import KNOWN_SINCE
 from mtask.kernel.document.status import WorkerStatus
-from mtask.kernel.document.task import ENCRYPTION_REVISION, FLOWS_REVISION, SCHEMA_REVISION, TENANTS_REVISION
+from mtask.kernel.document.task import FLOWS_REVISION, SCHEMA_REVISION, TENANTS_REVISION
 from mtask.kernel.driver.operation import Operation, workers
 from mtask.kernel.statements import expressions as x
 
@@ -126,12 +126,12 @@ def too_old(revision: int = FLOWS_REVISION) -> dict[str, Any]:
 
 def without_flows(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know flows."""
-    return (yield from _older(FLOWS_REVISION, limit))
+    return (yield from older(FLOWS_REVISION, limit))
 
 
 def without_field(name: str, limit: int = 5) -> Operation[list[str]]:
     """Return live workers of a version that does not know this field of tasks."""
-    return (yield from _older(KNOWN_SINCE[name][0], limit))
+    return (yield from older(KNOWN_SINCE[name][0], limit))
 
 
 def check_fields(tasks: Sequence[object]) -> Operation[None]:
@@ -145,15 +145,11 @@ def check_fields(tasks: Sequence[object]) -> Operation[None]:
 
 def without_tenants(limit: int) -> Operation[list[str]]:
     """Return live workers of a version that does not know the limits, pauses and turns of tenants."""
-    return (yield from _older(TENANTS_REVISION, limit))
+    return (yield from older(TENANTS_REVISION, limit))
 
 
-def without_encryption(limit: int) -> Operation[list[str]]:
-    """Return live workers of a version that does not know encrypted tasks."""
-    return (yield from _older(ENCRYPTION_REVISION, limit))
-
-
-def _older(revision: int, limit: int) -> Operation[list[str]]:
+def older(revision: int, limit: int) -> Operation[list[str]]:
+    """Return live workers of a version before this revision."""
     found = yield workers("find", too_old(revision), {"_id": 1}, limit=limit)
     return [str(document["_id"]) for document in found]
 

@@ -9,6 +9,7 @@ import pytest
 from mtask import TaskSpec
 from mtask.client import requests
 from mtask.errors import DatabaseBusy, DatabaseTimeout, DatabaseUnavailable
+from mtask.kernel.driver.codec import Codec
 from mtask.kernel.operations.publish import Policy
 
 TWICE = "nothing is done twice"
@@ -27,8 +28,8 @@ def raised(operation: Any, error: DatabaseUnavailable) -> DatabaseUnavailable:
 @pytest.mark.parametrize("tenant", [None, "acme"])
 def test_publish_without_a_key_tells_the_key_that_it_made(kind: type[DatabaseUnavailable], tenant: str | None) -> None:
     operation = requests.publish(TaskSpec("mail"), Policy(), tenant=tenant)
-    assert next(operation).target == "keys"
-    sent = operation.send(None)
+    assert next(operation).target == "codec"
+    sent = operation.send(Codec())
     stored = sent.args[0]["_id"].partition(":")[2]
     with pytest.raises(DatabaseUnavailable) as caught:
         operation.throw(kind("timed out"))

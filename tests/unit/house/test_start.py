@@ -76,7 +76,7 @@ STARTS = {
             "mtask.doctor.checks",
             "mtask.doctor.explain",
             "mtask.features.events.completed_sync",
-            "mtask.features.encryption.reads",
+            "mtask.features.encryption.cipher",
             "mtask.features.flows.settle",
         },
     ),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
-from mtask.features.encryption.settings import Encryption
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.logs.options import LogOptions
 from mtask.kernel.document.identity import check_text
@@ -48,8 +47,6 @@ class WorkerOptions:
     service: Service | None = None
     #: Which lines of the log are kept in the database, and in which format executors log.
     logs: LogOptions = field(default_factory=LogOptions)
-    #: The keys of encrypted tasks. None: those of the app, if it has any.
-    encryption: Encryption | None = field(default=None, repr=False)
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, app: App) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -12,7 +11,6 @@ from mtask.app.app import App
 from mtask.database import setup
 from mtask.errors import HandlerError, MtaskError, WorkerError, WorkerIdInUse
 from mtask.features.controls.worker import Controls
-from mtask.features.encryption.vault import check_installed
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process import aside, health
@@ -49,10 +47,6 @@ class Worker:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
         app.schedules  # noqa: B018  raises if a schedule is invalid
         self._app = app
-        if options.encryption is None and app.encryption is not None:
-            options = replace(options, encryption=app.encryption)
-        if options.encryption is not None:
-            check_installed()
         self._options = options
         self._hooks = app.hooks.begin()
         self.queues = options.checked_queues(app)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from mtask.features.encryption.worker import Unreadable
 from mtask.kernel.document import rules
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
+from mtask.kernel.driver.codec import Unreadable
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
 from mtask.kernel.operations.find_due import lapse_in
@@ -49,7 +49,8 @@ class Adoption:
         self._controls = checks.controls
         self._quarantine = quarantine
         self._gate = gate
-        self._keys = checks.keys
+        self._store = scope.store
+        self._codec = scope.store.codec
         self._questions = questions
         self._runner = runner
         self._slots = slots
@@ -80,7 +81,7 @@ class Adoption:
                     own = next(entry for entry in reversed(task.runs) if entry.run_id == run_id)
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
-                run.sealer = self._keys.sealer
+                run.codec = None if self._codec.is_plain else self._codec
                 if attempt.admission is not None:
                     attempt.admission.time_begin(run)
             except Exception as error:  # an error at one task does not stop the others' adoption
@@ -137,8 +138,8 @@ class Adoption:
         self, documents: Sequence[dict[str, Any]], run_ids: Mapping[str, str], attempt: Attempt
     ) -> tuple[list[HeldRun], Sequence[dict[str, Any]]]:
         """Return the runs of simple tasks, whose tasks are made when something reads them; and the other documents."""
-        if self._keys.sealer is not None:
-            return [], documents  # the end of each run is encrypted, and a task says how
+        if not self._codec.is_plain:
+            return [], documents  # the end of each run is encoded, and a task says how
         held, others = [], []
         for document in documents:
             task_id = document["_id"]
@@ -157,28 +158,18 @@ class Adoption:
         return held, others
 
     async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
-        """Return the task of each document, decrypted, and whether this worker can decrypt it. Or return an error."""
+        """Return the task of each document, decoded, and whether this worker can decode it. Or return an error."""
         found: list[tuple[StoredTask, bool] | Exception] = []
         for document in documents:
             try:
                 found.append((claimed_task(document), True))
             except Exception as error:
                 found.append(error)
-        if not self._keys.are_needed(documents):
+        if not (documents and self._codec.is_needed(documents)):
             return found
-        await self._keys.load([each[0] for each in found if isinstance(each, tuple)])
-        return [self._decrypted(each) for each in found]
-
-    def _decrypted(self, read: tuple[StoredTask, bool] | Exception) -> tuple[StoredTask, bool] | Exception:
-        if isinstance(read, Exception):
-            return read
-        try:
-            self._keys.open(read[0])
-        except Unreadable:
-            return read[0], False
-        except Exception as error:
-            return error
-        return read
+        tasks = [each[0] for each in found if isinstance(each, tuple)]
+        problems = iter(await self._store.run(self._codec.open_claimed(tasks)))
+        return [each if isinstance(each, Exception) else _decoded(each[0], next(problems)) for each in found]
 
     async def take_back(self, documents: Sequence[dict[str, Any]], attempt: Attempt) -> None:
         """Start runs that a claim has won. The claim's reply was lost, and a later read has found these runs."""
@@ -188,6 +179,10 @@ class Adoption:
         """Give back what the gate has given for tasks that the claim did not win."""
         if attempt.admission is not None and task_ids:
             await attempt.admission.settle(task_ids)
+
+
+def _decoded(task: StoredTask, problem: Exception | None) -> tuple[StoredTask, bool] | Exception:
+    return (task, problem is None) if problem is None or isinstance(problem, Unreadable) else problem
 
 
 # --- attempt ---------------------------------------------------------------------------------------------

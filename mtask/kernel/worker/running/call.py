@@ -15,9 +15,9 @@ from time import monotonic
 from typing import Any, Protocol
 
 from mtask.errors import DatabaseUnavailable
-from mtask.features.encryption.cipher import Sealer
 from mtask.kernel.document.handlers import Around, Entered, Handler, leave, watch
 from mtask.kernel.driver import connect
+from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.operation import Operation, T
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.statements.finish import Outcome
@@ -244,12 +244,12 @@ class HandlerStores:
     connection away from claims, pings and finishes. The worker's time limits do not apply to these statements.
     """
 
-    def __init__(self, uri: str, database: str, app_name: str, sealer: Sealer | None = None) -> None:
-        """`sealer` encrypts what handlers publish, and decrypts what they read."""
+    def __init__(self, uri: str, database: str, app_name: str, codec: Codec) -> None:
+        """`codec`: that of what handlers publish and read."""
         self._uri = uri
         self._database = database
         self._app_name = app_name
-        self._sealer = sealer
+        self._codec = codec
         self._lock = threading.Lock()
         self._async: AsyncStore | None = None
         self._sync: SyncStore | None = None
@@ -259,7 +259,7 @@ class HandlerStores:
         """Return the store of async handlers; None after `close`. Call this in the event loop."""
         if self._async is None and not self._is_closed:
             self._async = connect.async_store(self._uri, self._database, self._app_name)
-            self._async.sealer = self._sealer
+            self._async.codec = self._codec
         return self._async
 
     def for_sync(self) -> SyncStore | None:
@@ -267,7 +267,7 @@ class HandlerStores:
         with self._lock:
             if self._sync is None and not self._is_closed:
                 self._sync = connect.sync_store(self._uri, self._database, self._app_name)
-                self._sync.sealer = self._sealer
+                self._sync.codec = self._codec
             return self._sync
 
     async def close(self) -> None:

@@ -156,7 +156,7 @@ class Finisher:
         """Write this outcome soon, and keep the lease of its run until then.
 
         `size`: the size of the stored value in bytes. `stored`: the outcome as it is stored, if its values are
-        encrypted. Middleware sees the outcome itself.
+        encoded. Middleware sees the outcome itself.
         """
         run.is_finishing = True
         stored = outcome if stored is None else stored

@@ -13,13 +13,13 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
-from mtask.errors import EncryptionError
-from mtask.features.encryption.cipher import Sealer
-from mtask.features.encryption.encrypt import sealed_progress
+from mtask.errors import MtaskError
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.options import ping_seconds
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.document.values import Trace, is_sampled, trace_id_in
+from mtask.kernel.driver.codec import Codec, owner_of
+from mtask.kernel.operations import encode
 from mtask.kernel.operations.claim import RunFacts, claimed_params, claimed_task
 from mtask.logs import RunMarks
 
@@ -82,10 +82,10 @@ def _lease_of(length: timedelta, ping_interval_ms: int) -> _Lease:
     return _Lease(lease_ms, interval, _trusted_seconds(lease_ms))
 
 
-def _sealed(sealer: Sealer, task: StoredTask, progress: Mapping[str, Any]) -> Mapping[str, Any]:
+def _encoded(codec: Codec, task: StoredTask, progress: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        return sealed_progress(sealer, task, progress) or {}
-    except EncryptionError:  # the key was removed: the end of the run says so
+        return encode.progress(codec, owner_of(task), progress)
+    except MtaskError:  # the end of the run says so
         return {**progress, "message": None}
 
 
@@ -100,6 +100,7 @@ class HeldRun:
         "attempt",
         "began_at",
         "begin_by",
+        "codec",
         "deadline",
         "end_reason",
         "goes_on",
@@ -129,7 +130,6 @@ class HeldRun:
         "queue",
         "result",
         "run_id",
-        "sealer",
         "stored_trace",
         "succeeded_in_transaction",
         "suspended",
@@ -217,8 +217,8 @@ class HeldRun:
         #: The latest start of the handler (monotonic seconds): the gate counts it for no later time.
         self.begin_by = inf
         self.on_begin: Callable[[], object] | None = None
-        #: Encrypts the progress, if this process stores it and has keys.
-        self.sealer: Sealer | None = None
+        #: Encodes the progress. None: it is stored as it is, or by another process.
+        self.codec: Codec | None = None
         self._end_lock = threading.Lock()
 
     @property
@@ -257,7 +257,7 @@ class HeldRun:
             document = self._document
             # The task is not made for this.
             self.marks.tenant = self.task.tenant if document is None else document.get("tenant")
-            if self.sealer is not None:
+            if self.codec is not None:
                 self.marks.sealed = self.task.sealed
         return self.marks
 
@@ -313,8 +313,8 @@ class HeldRun:
 
     def report(self, progress: Mapping[str, Any]) -> None:
         """Keep this progress until a ping or the finish has written it. Newer progress replaces it."""
-        if self.sealer is not None:
-            progress = _sealed(self.sealer, self.task, progress)
+        if self.codec is not None:
+            progress = _encoded(self.codec, self.task, progress)
         with self._end_lock:
             self.progress = progress
 

@@ -8,8 +8,8 @@ from math import inf
 from time import monotonic
 
 from mtask.errors import DatabaseError, LeaseLost, MtaskError, RunCanceled
-from mtask.features.encryption import encrypt as sealing
 from mtask.kernel.document.status import RunStatus
+from mtask.kernel.operations import encode
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Gate
@@ -26,9 +26,8 @@ from mtask.logs import RUN
 #: The time that a cancelled handler gets to end, in seconds. After this time the outcome of its run is written, even if
 #: the handler continues.
 _CANCEL_GRACE = 2.0
-#: The pauses between tries to load the keys with which an outcome is encrypted, in seconds.
+#: The pauses between tries to load what it takes to encode an outcome, in seconds.
 _PAUSE, _MAX_PAUSE = 0.1, 2.0
-UNENCRYPTED = "what the run returned or raised cannot be encrypted, and is not stored"
 
 
 class Runner:
@@ -44,6 +43,7 @@ class Runner:
         successes: Successes,
     ) -> None:
         self._scope = scope
+        self._codec = scope.store.codec
         self._ledger = scope.ledger
         self._pinger = pinger
         self._gate = gate
@@ -95,7 +95,7 @@ class Runner:
             outcome, size = self._judged(run, called)
             RUN.set(None)  # what begins from here on is the worker's work, and not the run's
             if outcome is not None:
-                stored = outcome if self._scope.store.sealer is None else await self._encrypted(run, outcome)
+                stored = outcome if self._codec.is_plain else await self._encoded(run, outcome)
                 if not run.is_finishing:
                     self._finisher.submit(run, outcome, size, stored)  # keeps the lease until the outcome is written
             elif run.is_finishing:
@@ -112,19 +112,19 @@ class Runner:
             called.raised = None
             self._leave(run, called)
 
-    async def _encrypted(self, run: HeldRun, outcome: Outcome) -> Outcome:
-        """Encrypt what the outcome stores. If the key vault is not there, try again as long as the lease lasts."""
+    async def _encoded(self, run: HeldRun, outcome: Outcome) -> Outcome:
+        """Encode what the outcome stores. If that cannot be done now, try again as long as the lease lasts."""
         pauses = Backoff(_PAUSE, _MAX_PAUSE)
         while True:
             try:
-                return await self._scope.store.run(sealing.seal_outcome(run.task, outcome))
+                return await self._scope.store.run(encode.outcome(run.task, outcome))
             except DatabaseError as error:
-                logger.warning("outcome not encrypted yet", extra=fields(task=run.task_id, reason=told(error)))
+                logger.warning("outcome not encoded yet", extra=fields(task=run.task_id, reason=told(error)))
                 if not run.is_lease_valid or run.is_finishing:
-                    return refusal(run, UNENCRYPTED)
+                    return refusal(run, self._codec.refusal)
                 await asyncio.sleep(pauses.next())
             except MtaskError as error:
-                return refusal(run, f"{UNENCRYPTED}: {error}")
+                return refusal(run, f"{self._codec.refusal}: {error}")
 
     @staticmethod
     def _timer_of(run: HeldRun) -> asyncio.TimerHandle | None:

@@ -17,14 +17,12 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from mtask.errors import DatabaseUnavailable, Fail, InvalidInput, LeaseLost, MtaskError, TransactionConflict
-from mtask.features.encryption import encrypt as sealing
-from mtask.features.encryption.cipher import RETURNS
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.operation import Operation, within
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT, AsyncStore, SyncStore
 from mtask.kernel.driver.types import AsyncSession, SyncSession
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.operations import sessions, transactions
+from mtask.kernel.operations import encode, sessions, transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger, told
@@ -106,7 +104,7 @@ class RunTransactions:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
                 self._check_open(run, session)
-                outcome = await store.run(sealing.seal_outcome(run.task, self._outcome(run)))
+                outcome = await store.run(encode.outcome(run.task, self._outcome(run)))
                 await store.run(self._make_room(run, outcome))
                 await store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
@@ -148,7 +146,7 @@ class RunTransactions:
                 if store is None:
                     raise LeaseLost(run.task_id, run.run_id)
                 self._check_open(run, session)
-                outcome = store.run(sealing.seal_outcome(run.task, self._outcome(run)))
+                outcome = store.run(encode.outcome(run.task, self._outcome(run)))
                 store.run(self._make_room(run, outcome))
                 store.run(_commit(run, outcome), session)
                 is_reusable = run.is_lease_valid
@@ -299,8 +297,8 @@ class LateReturns:
         """Store the value. Return why that cannot be done, or None."""
 
         def storing() -> Operation[bool]:
-            sealed = yield from sealing.seal_value(run.task, RETURNS, value)
-            return (yield from transactions.store_return(run.task_id, run.run_id, sealed))
+            encoded = yield from encode.value(run.task, encode.RETURNS, value)
+            return (yield from transactions.store_return(run.task_id, run.run_id, encoded))
 
         try:
             if not await self._surely(run, storing):

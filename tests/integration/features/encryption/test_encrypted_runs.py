@@ -17,10 +17,12 @@ import pytest
 from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, TaskFailed, TaskSpec
 from mtask.app.middleware import FinishCall
 from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
+from mtask.features.encryption.cipher import Cipher
 from mtask.features.encryption.vault import Vault
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.logs.options import LogOptions
 from mtask.kernel.document.parts import NO_KEYS, READABLE, Sealed
+from mtask.kernel.driver.codec import Owner
 from mtask.search.findings import Level
 from tests.integration.features.isolation import isolated
 from tests.integration.worker_harness import Bench, working
@@ -273,8 +275,8 @@ async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_v
         await client.publish("collected", {"n": 1}, key="c", queue=QUEUE, collect=True)
         await plain.publish("echo", {"text": "forged"}, key="new", queue=QUEUE)
         stored = {task["_id"]: task for task in tasks.find()}
-        sealer = client._sealer
-        assert sealer is not None
+        cipher = client._codec
+        assert isinstance(cipher, Cipher)
         of_schedule = schedules.find_one({"_id": "s"})
         assert of_schedule is not None
         other = stored["echo:good"]["lookup"][0]
@@ -284,7 +286,13 @@ async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_v
             "echo:none": ({"$set": {"params": None}}, "stored readable"),
             "echo:s/1": ({"$set": {"params": of_schedule["params"]}}, "another task or field"),
             "echo:field": (
-                {"$set": {"params": sealer.seal(f"queue:{QUEUE}", "echo", "field", "returns", {"text": "forged"})}},
+                {
+                    "$set": {
+                        "params": cipher.encrypt(
+                            f"queue:{QUEUE}", Owner("echo", "field", [QUEUE]), "returns", {"text": "forged"}
+                        )
+                    }
+                },
                 "another task or field",
             ),
             "echo:lookup": ({"$set": {"lookup.0.k": "what"}}, "another lookup"),
@@ -384,9 +392,9 @@ async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_reada
         await client.publish("wait", key="k", queue=QUEUE)
         await begun.wait()
         await client.remove_data_key(queue=QUEUE)
-        sealer = bench.worker.parts.adoption._keys.sealer
-        assert sealer is not None
-        forget(sealer.vault)
+        cipher = bench.worker.parts.scope.store.codec
+        assert isinstance(cipher, Cipher)
+        forget(cipher.vault)
         go.set()
         task = await client.wait("wait", "k", timeout=20)
         assert task.status.value == "FAIL"
@@ -412,9 +420,9 @@ async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
     async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
-        sealer = bench.worker.parts.adoption._keys.sealer
-        assert sealer is not None
-        vault, failed = sealer.vault, 0
+        cipher = bench.worker.parts.scope.store.codec
+        assert isinstance(cipher, Cipher)
+        vault, failed = cipher.vault, 0
         find = vault._find
 
         def failing(names: Any, key_ids: Any) -> Any:

@@ -15,8 +15,10 @@ from pymongo.monitoring import CommandListener
 
 from mtask import AsyncClient, Client, Encryption, TaskSpec
 from mtask.errors import DataKeyNotFound, DecryptionFailed, InvalidInput, WorkersTooOld, WrongMasterKey
-from mtask.features.encryption.cipher import PARAMS, Sealer
+from mtask.features.encryption.cipher import Cipher
 from mtask.kernel.document.parts import Sealed
+from mtask.kernel.driver.codec import Owner
+from mtask.kernel.operations.encode import PARAMS
 from tests.clients import KINDS, AnyClient, Kind, open_client
 from tests.keys import MARKER, MASTER_KEY, encryption_of, make_keys
 from tests.mongo import Client as Mongo
@@ -31,11 +33,22 @@ def client(mongo_uri: str, database_name: str) -> Any:
         yield opened
 
 
-def _sealer(client: Client) -> Sealer:
-    sealer = client._sealer
-    assert sealer is not None
-    sealer.vault.load(NAMES)
-    return sealer
+def _cipher(client: Client) -> Cipher:
+    cipher = client._codec
+    assert isinstance(cipher, Cipher)
+    cipher.vault.load(NAMES)
+    return cipher
+
+
+def _encrypted(key_name: str, name: str, key: str, field: str = PARAMS, value: Any = 1) -> Callable[[Cipher, Any], Any]:
+    """Return what encrypts a value of a task."""
+    return lambda cipher, _: cipher.encrypt(key_name, Owner(name, key, ()), field, value)
+
+
+def _of_schedule(schedule: str) -> Callable[[Cipher, Any], Any]:
+    """Return what encrypts params of a schedule."""
+    owner = Owner("a", f"{schedule}/", (), schedule=schedule)
+    return lambda cipher, _: cipher.encrypt_params("tenant:acme", owner, 1, None)
 
 
 class Sent(CommandListener):
@@ -59,16 +72,13 @@ def _changed(value: Any) -> Binary:
 @pytest.mark.parametrize(
     ("forge", "said"),
     [
-        (lambda sealer, _: sealer.seal("tenant:acme", "a", "acme:2", PARAMS, 1), "another task or field"),
-        (lambda sealer, _: sealer.seal("tenant:acme", "b", "acme:1", PARAMS, 1), "another task or field"),
-        (lambda sealer, _: sealer.seal("tenant:acme", "a", "acme:1", "returns", 1), "another task or field"),
-        (
-            lambda sealer, _: sealer.seal("tenant:other", "a", "acme:1", PARAMS, 1),
-            "not that of the task's queue",
-        ),
-        (lambda sealer, _: sealer.vault.encrypt("tenant:acme", {"x": 1}), "no value of mtask"),
-        (lambda sealer, _: sealer.seal_of_schedule("tenant:acme", "a", "acme:1", 1), "another task or field"),
-        (lambda sealer, _: sealer.seal_of_schedule("tenant:acme", "a", "acme", 1), "another task or field"),
+        (_encrypted("tenant:acme", "a", "acme:2"), "another task or field"),
+        (_encrypted("tenant:acme", "b", "acme:1"), "another task or field"),
+        (_encrypted("tenant:acme", "a", "acme:1", "returns"), "another task or field"),
+        (_encrypted("tenant:other", "a", "acme:1"), "not that of the task's queue"),
+        (lambda cipher, _: cipher.vault.encrypt("tenant:acme", {"x": 1}), "no value of mtask"),
+        (_of_schedule("acme:1"), "another task or field"),
+        (_of_schedule("acme"), "another task or field"),
         (lambda *_: {"x": "forged"}, "stored readable"),
         (lambda *_: None, "stored readable"),
         (lambda _, stored: {"calls": [stored], "x": "forged"}, "stored readable"),
@@ -77,13 +87,13 @@ def _changed(value: Any) -> Binary:
     ],
 )
 def test_value_that_does_not_belong_to_the_task_is_refused(
-    client: Client, forge: Callable[[Sealer, Any], Any], said: str
+    client: Client, forge: Callable[[Cipher, Any], Any], said: str
 ) -> None:
     client.publish("a", {"x": 1}, key="acme:1", queue="mail")
     assert client.get("a", "acme:1").params == {"x": 1}
     stored = client.tasks.find_one({"_id": "a:acme:1"})
     assert stored is not None
-    client.tasks.update_one({"_id": "a:acme:1"}, {"$set": {"params": forge(_sealer(client), stored["params"])}})
+    client.tasks.update_one({"_id": "a:acme:1"}, {"$set": {"params": forge(_cipher(client), stored["params"])}})
     seen = client.get("a", "acme:1").params
     assert isinstance(seen, Sealed)
     assert said in seen.why
@@ -221,7 +231,7 @@ def test_values_of_a_schedule_and_of_a_task_do_not_stand_for_each_other(client: 
 
 def test_value_of_mtask_0_2_is_read_although_it_does_not_tell_its_lookups(client: Client) -> None:
     client.publish("a", {"x": 1}, key="1", queue="mail", lookup={"user": 7})
-    former = _sealer(client).seal("queue:mail", "a", "1", PARAMS, {"x": 0})
+    former = _encrypted("queue:mail", "a", "1", value={"x": 0})(_cipher(client), None)
     client.tasks.update_one({"_id": "a:1"}, {"$set": {"params": former}})
     task = client.get("a", "1")
     assert (task.params, task.lookups) == ({"x": 0}, {"user": [7]})
@@ -270,6 +280,9 @@ def test_each_kind_of_client_encrypts_and_decrypts(kind: Kind, mongo_uri: str, d
             "lookup": [{"k": "n", "v": 7}, {"k": "n", "v": "t"}],
             "queue": "mail",
         }
+        # Also with all that tells whose they are.
+        owning = ["queue", "task_state.former_queues", "sealed"]
+        assert opened.find(key="1", fields=["params", *owning])[0]["params"] == {"x": MARKER}
         opened.publish("a", {"x": "new"}, key="1", queue="mail", if_exists="update")
         assert opened.get_many(["a:1"]).tasks["a:1"].params == {"x": "new"}
         assert str(plain.get("a", "1").params) == "(encrypted)"
@@ -278,7 +291,7 @@ def test_each_kind_of_client_encrypts_and_decrypts(kind: Kind, mongo_uri: str, d
         task = opened.get("a", "1")
         opened.retry("a", "1", params={"x": "again"}, if_match=opened.etag(task))
         assert opened.get("a", "1").params == {"x": "again"}
-        opened.client._sealer.vault.close()
+        opened.client._codec.close()
 
 
 def test_new_master_key_reads_what_was_encrypted_before_the_rotation(
@@ -337,14 +350,14 @@ def test_data_key_is_read_once_a_minute_and_readable_tasks_ask_nothing(mongo_uri
     with MongoClient[Any](mongo_uri, event_listeners=[sent]) as source:
         client = Client(source, database=database_name, encryption=encryption_of(database_name))
         client.publish("a", {"x": 1}, key="warm", queue="mail")
-        vault = client._sealer.vault  # type: ignore[union-attr]
+        vault = client._codec.vault  # type: ignore[attr-defined]
         vault._all_until += 60  # the machine may be slow
         before = sent.count
         for number in range(5):
             client.publish("a", {"x": 1}, key=f"m{number}", queue="mail")
             client.publish("a", {"x": 1}, key=f"p{number}", queue="plain")
         assert sent.count - before == 10, "one round trip each"
-        client._sealer.vault.close()  # type: ignore[union-attr]
+        client._codec.close()
 
 
 def test_worker_that_knows_no_encryption_holds_up_publishing(client: Client, mongo: Mongo) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,12 +17,17 @@ from bson.int64 import Int64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask import Encryption
+from mtask import App, Encryption
 from mtask.errors import DecryptionFailed, EncryptionError, InvalidInput, InvalidLookup
+from mtask.features.callbacks.allowed import CallbackOptions
 from mtask.features.encryption.cipher import canonical, parsed
 from mtask.features.encryption.settings import key_names, name_of_key, read_encryption, read_key_file, tenant_of
+from mtask.features.encryption.worker import given_to
 from mtask.kernel.document.parts import Sealed, is_sealed
+from mtask.kernel.driver.codec import Codec, Unreadable
 from mtask.kernel.driver.extended_json import extended_exactly
+from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.parts.worker import extended
 
 KEY = b"k" * 96
 LOCAL: dict[str, Any] = {"local": {"key": KEY}}
@@ -128,3 +134,35 @@ def test_sealed_value_is_a_text_to_show_and_an_error_to_use() -> None:
         sealed.get("to")
     assert is_sealed(Binary(b"x" * 30, 6))
     assert not any(map(is_sealed, [Binary(b"x" * 30, 0), Binary(b"x", 6), b"x" * 30, "text", None]))
+
+
+def test_worker_gets_the_keys_of_its_app_unless_it_has_its_own_also_if_it_delivers_callbacks() -> None:
+    of_app, own = Encryption(LOCAL), Encryption(LOCAL, key_vault="own.keys")
+    callbacks = CallbackOptions([])
+    cases: list[tuple[list[object], Encryption]] = [
+        ([], of_app),
+        ([callbacks], of_app),
+        ([own], own),
+        ([callbacks, own], own),
+    ]
+    for features, wanted in cases:
+        _, options = extended(App(encryption=of_app), WorkerOptions("mongodb://host", "mtask", features=features))
+        assert given_to(options) is wanted
+    _, options = extended(App(), WorkerOptions("mongodb://host", "mtask"))
+    assert given_to(options) is None
+
+
+def test_plain_codec_leaves_encrypted_tasks_to_other_workers() -> None:
+    codec, heard = Codec(), list[Any]()
+    codec.on_unreadable = lambda *told: heard.append(told)
+    closed = Sealed(b"x" * 30)
+    readable: Any = SimpleNamespace(sealed=None, params={"calls": [1]})
+    tasks: list[Any] = [
+        SimpleNamespace(sealed="queue:q", params=None),
+        SimpleNamespace(sealed=None, params=closed),
+        SimpleNamespace(sealed=None, params={"calls": [1, closed]}),
+    ]
+    with pytest.raises(StopIteration) as ended:
+        next(codec.open_claimed([readable, *tasks]))
+    assert [type(problem) for problem in ended.value.value] == [type(None), *[Unreadable] * 3]
+    assert [task for task, _ in heard] == tasks

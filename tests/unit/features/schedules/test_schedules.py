@@ -8,8 +8,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mtask.features.schedules.rules import GRACE, Plan, Schedule, is_firing_of, plan
+from mtask.features.schedules.rules import GRACE, Plan, Schedule, plan
 from mtask.features.schedules.triggers import Cron, Every, Once
+from mtask.kernel.document.identity import is_firing_of
 from mtask.kernel.document.options import DEFAULT_OPTION
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)

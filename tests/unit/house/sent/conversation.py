@@ -14,6 +14,7 @@ from bson.int64 import Int64
 from pymongo import IndexModel, UpdateOne
 
 from mtask.errors import MtaskError
+from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.operation import Call, Operation
 
 #: The server's time in all replies.
@@ -93,7 +94,9 @@ def _of_nothing(call: Call) -> Any:
     if call.method == "command":
         cursor = {"id": 0, "firstBatch": [], "atClusterTime": None}
         return {"cursor": cursor, "n": 0, "localTime": NOW, "setName": "rs", "maxWireVersion": 21, "roles": []}
-    if call.method in ("find_one", "find_one_and_update") or call.target in ("keys", "session"):
+    if call.target == "codec":
+        return Codec()
+    if call.method in ("find_one", "find_one_and_update") or call.target == "session":
         return None
     return Written()
 
@@ -102,7 +105,7 @@ def texts(name: str, case: object, indent: int | None = None) -> dict[str, str]:
     """Return the text of each thing that a case sends, by its name. Without `indent`, it is short, and made fast."""
     if not isinstance(case, Conversation):
         return {name: json.dumps(_Plain().of(case), indent=indent, ensure_ascii=False)}
-    calls = [call for call in case.calls() if call.target not in ("keys", "names")]
+    calls = [call for call in case.calls() if call.target not in ("codec", "names")]
     named = [(name if len(calls) == 1 else f"{name}, call {place}", call) for place, call in enumerate(calls, 1)]
     plain = _Plain(case.random, case.has_sets)
     return {each: _text(call, plain, indent) for each, call in named}

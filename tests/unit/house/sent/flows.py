@@ -66,7 +66,7 @@ def _publishes() -> dict[str, object]:
         NewStep(replace(PLAIN, task_id="task:z"), "z", [], "cancel"),
     ]
     head = {"flow": {"head": "flow"}, "task_state": {"create_time": NOW}}
-    made: list[Any] = [[], [], [], None, head]
+    made: list[Any] = [[], [], [], ..., head]
     alone = NewFlow("flow", [NewStep(FULL, "a", [], "cancel")])
     return {
         "flow published": told(publishing.publish(NewFlow("flow", steps, fail_fast=True)), *made),

@@ -13,6 +13,7 @@ from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import Plan, signed
 from mtask.features.controls import operations as controls
 from mtask.features.controls.rules import Limit
+from mtask.features.encryption.encrypt import REVISION
 from mtask.features.events import readers
 from mtask.features.events.readers import Detail, Opening
 from mtask.features.flows import faults
@@ -57,7 +58,7 @@ def _workers() -> dict[str, object]:
         "workers without flows": told(workers.without_flows(5)),
         "workers without callbacks": told(workers.without_field("callback", 5)),
         "workers without tenants": told(workers.without_tenants(5)),
-        "workers without encryption": told(workers.without_encryption(5)),
+        "workers without encryption": told(workers.older(REVISION, 5)),
         "workers live": told(workers.live()),
         "workers: peers": told(workers.peers("w", _QUEUES, [peer]), [peer, {"_id": "u", "incarnation": "k"}]),
         "workers": told(workers.every()),
@@ -168,6 +169,7 @@ def _logs() -> dict[str, object]:
     random = ("expire_time",)
     return {
         "logs made ready": told(run_logs.make_ready()),
+        "logs encoded": told(run_logs.encoded([lines])),
         "logs written": told(run_logs.write([lines, sealed], timedelta(days=7))),
         "logs of a task": told(run_logs.of_task("task:k", None)),
         "logs of a run, of a tenant": told(run_logs.of_task("task:k", "run", run_logs.of_tenant("acme", is_own=True))),
