@@ -1,25 +1,28 @@
-"""The assembly: opens a worker's connections, builds the worker's parts, and connects the signals between the parts."""
+"""The worker with its app and its features: opens the connections, builds the parts and connects their signals."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from mtask.app.app import App
 from mtask.app.hooks import Hook
 from mtask.app.successes import Successes
+from mtask.errors import HandlerError
+from mtask.features.callbacks.worker import CallbackPart
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
 from mtask.features.encryption.cipher import Sealer
+from mtask.features.encryption.vault import check_installed
 from mtask.features.encryption.worker import Keys
 from mtask.features.flows.worker import FlowJanitor
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.driver import connect
-from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
@@ -33,9 +36,10 @@ from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.discovery.stream import Hearing, Looks, StreamLoop
 from mtask.kernel.worker.process import aside
-from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process import worker as process
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.worker import Connections
 from mtask.kernel.worker.running.accept import Adoption
 from mtask.kernel.worker.running.call import Caller, HandlerStores, Observers, RunOperations
 from mtask.kernel.worker.running.claim import Recovery, Sender
@@ -46,9 +50,8 @@ from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
-from mtask.parts import worker as features
 from mtask.parts.admission import Admission
-from mtask.parts.worker import extended as extended
+from mtask.parts.worker import Features, WorkerOptions, extended
 
 if TYPE_CHECKING:
     from mtask.features.isolation.pool import Executors
@@ -56,19 +59,6 @@ if TYPE_CHECKING:
     from mtask.features.logs.worker import LogKeeper
 
 _QUEUE_CAPACITY = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class Connections:
-    """The connections of a worker's event loop.
-
-    The change stream and the handlers' transactions keep a connection busy for long. So each of the two has connections
-    of its own.
-    """
-
-    store: AsyncStore
-    stream: AsyncStore
-    handlers: HandlerStores
 
 
 @asynccontextmanager
@@ -98,42 +88,20 @@ def sealer_of(options: WorkerOptions) -> Sealer | None:
     return sealer_for(options.encryption, options.uri)
 
 
-def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
-    """Open the connection of the pinger's thread."""
-    return connect.sync_store(options.uri, options.database, app_name, **connect.QUIET)
-
-
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of a registered worker, in the order in which they are built."""
+class Parts(process.Parts):
+    """The parts of a registered worker."""
 
-    scope: Scope
-    registrar: Registrar
-    pinger: Pinger
-    controls: Controls
-    limits: Limits
     quarantine: Quarantine
-    settlers: Sequence[Settler]
-    finisher: Finisher
-    executors: Executors | None
-    keeper: LogKeeper | None
-    runner: Runner
-    queue: PreemptionQueue
     questions: Questions
+    queue: PreemptionQueue
     ranks: Ranks
     inbox: Inbox
-    lookups: Lookups
-    scans: Scans
-    stream: StreamLoop
-    slots: Slots
     adoption: Adoption
     recovery: Recovery
     sender: Sender
     overflow: Overflow
-    claimer: Claimer
-    retention: Retention
-    recorder: Recorder
-    scheduler: Scheduler | None
+    features: Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +125,21 @@ class Assembly:
         quarantine = Quarantine(scope.store, scope.worker_id)
         keys = Keys(scope)
         admission = Admission(controls, limits, quarantine, keys)
+        keeper = self._keeper()
+        executors = self._executors(pinger, keeper)
+        app = self.app
+        features = Features(
+            controls,
+            Retention(scope, controls),
+            keys,
+            limits,
+            CallbackPart(scope),
+            Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None,
+            keeper,
+            Recorder(scope, self.registrar.registration),
+            executors,
+        )
+        hooks = features.hooks()
         settlers = [Settler(scope.store, relay) for relay in relays.RELAYS]
         finisher = Finisher(scope, pinger, limits, settlers, around.finish)
         successes = Successes(self.app.handlers)
@@ -164,8 +147,6 @@ class Assembly:
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )
         operations = RunOperations(self.connections.handlers, self.app.handlers)
-        keeper = self._keeper()
-        executors = self._executors(pinger, keeper)
         caller = Caller(
             scope.worker_id,
             transactions,
@@ -173,7 +154,7 @@ class Assembly:
             around.run,
             self.values,
             operations,
-            executors,
+            hooks.executions,
             Observers(self.app.tracer, keeper),
         )
         runner = Runner(scope, pinger, limits, finisher, caller, successes)
@@ -183,59 +164,50 @@ class Assembly:
             capacity,
             is_limited=limits.is_limited,
             limited=limits.windows,
-            is_fair=controls.is_fair,
+            is_fair=scope.served.is_fair,
             isolated=room,
         )
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
-        inbox = Inbox(scope, queue, admission, questions, ranks)
-        lookups = Lookups(scope, admission, questions, inbox, pinger)
+        inbox = Inbox(scope, queue, quarantine, admission.losses, questions, ranks, hooks)
+        lookups = Lookups(scope, quarantine, questions, inbox, pinger, hooks)
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
-        batches = Batches(scope, queue, admission, inbox, ranks)
+        batches = Batches(scope, queue, admission, inbox, ranks, hooks)
         flows = FlowJanitor(scope, self.registrar.registration.incarnation)
-        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, flows, features.parts(scope))
-        looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
+        scans = Scans(scope, queue, batches, lookups, ranks, janitor, flows, hooks)
+        looks = Looks(scope, self.connections.stream, scans, batches, lookups, hooks)
         hearing = Hearing(scope, ranks, batches)
-        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)
+        stream = StreamLoop(scope, self.connections.stream, inbox, questions, scans, looks, hearing, hooks)
         pace = Pace()
         slots = Slots(scope, runner, pace)
         adoption = Adoption(scope, self.app.handlers, admission, questions, runner, slots)
         recovery = Recovery(scope, adoption)
-        sender = Sender(scope, admission, lookups, adoption, recovery, pace)
+        sender = Sender(scope, admission, lookups, adoption, recovery, pace, hooks)
         overflow = Overflow(scope, queue, lookups, hearing)
         claimer = Claimer(scope, queue, admission, slots, sender, finisher, overflow, ranks)
-        retention = Retention(scope.store, controls)
-        recorder = Recorder(scope, self.registrar.registration)
-        app = self.app
-        scheduler = Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None
         parts = Parts(
             scope,
             self.registrar,
             pinger,
-            controls,
-            limits,
-            quarantine,
             settlers,
             finisher,
-            executors,
-            keeper,
             runner,
-            queue,
-            questions,
-            ranks,
-            inbox,
             lookups,
             scans,
             stream,
             slots,
+            claimer,
+            hooks,
+            quarantine,
+            questions,
+            queue,
+            ranks,
+            inbox,
             adoption,
             recovery,
             sender,
             overflow,
-            claimer,
-            retention,
-            recorder,
-            scheduler,
+            features,
         )
         _connect(parts)
         return parts
@@ -283,7 +255,7 @@ def _connect(parts: Parts) -> None:
 
     `Worker.run` connects the others, which the pinger sends: `heartbeat_answered` and `pinger_ended`.
     """
-    signals = parts.scope.signals
+    signals, features = parts.scope.signals, parts.features
     signals.task_queued.connect(parts.claimer.wake)
     signals.slot_freed.connect(parts.slots.free)
     signals.claim_landed.connect(parts.questions.landed)
@@ -294,11 +266,51 @@ def _connect(parts: Parts) -> None:
     signals.permits_freed.connect(parts.scans.ask_for_permits)
     signals.controls_resumed.connect(parts.scans.ask_full)
     signals.controls_changed.connect(
-        parts.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, parts.retention.wake
+        features.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, features.retention.wake
     )
-    signals.permits_called.connect(parts.limits.called)
-    signals.under_way.connect(parts.claimer.until_landed, parts.retention.until_landed)
+    signals.stream_stopped.connect(features.controls.poll)
+    signals.permits_called.connect(features.limits.called)
+    signals.under_way.connect(parts.claimer.until_landed, features.retention.until_landed)
     signals.heartbeat_wanted.connect(parts.pinger.beat_now)
-    if parts.scheduler is not None:
-        signals.schedules_changed.connect(parts.scheduler.wake)
-        signals.collections_made.connect(parts.scheduler.declare_again)
+    if features.scheduler is not None:
+        signals.collections_made.connect(features.scheduler.declare_again)
+
+
+class Worker(process.Worker):
+    """The worker of one process, with its app and its features."""
+
+    _options: WorkerOptions
+
+    def __init__(self, app: App, options: WorkerOptions) -> None:
+        """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
+        app, options = extended(app, options)
+        if not app.handlers:
+            raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
+        app.schedules  # noqa: B018  raises if a schedule is invalid
+        if options.encryption is None and app.encryption is not None:
+            options = replace(options, encryption=app.encryption)
+        if options.encryption is not None:
+            check_installed()
+        options.checked_executors(app)
+        options.logs.check()
+        super().__init__(options, list(app.handlers), app.queues)
+        self._app = app
+        self._hooks = app.hooks.begin()
+
+    @property
+    def parts(self) -> Parts:
+        """The worker's parts; raises RuntimeError if the worker is not registered yet."""
+        return cast(Parts, super().parts)
+
+    def _connected(self, app_name: str) -> AbstractAsyncContextManager[Connections]:
+        return connections(self._options, app_name)
+
+    def _built(self, scope: Scope, opened: Connections, pings: SyncStore, registrar: Registrar) -> Parts:
+        return Assembly(self._app, self._options, scope, opened, pings, registrar, self._hooks.values).build()
+
+    async def _start_handlers(self) -> None:
+        if not all(self._options.executors.isolates(handler) for handler in self._app):  # else executors start the app
+            await self._hooks.start()
+
+    async def _stop_handlers(self) -> None:
+        await self._hooks.stop()

@@ -28,10 +28,10 @@ from mtask.features.logs.options import read_options as read_log_options
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.driver import connect
 from mtask.kernel.worker.process.log import fields, logger, start_logging
-from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
 from mtask.kernel.worker.process.systemd import VARIABLES, Service, service_of
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from mtask.settings import Settings, read_settings, read_systemd
 
 _MAX_PROCESSES = 1000

@@ -6,7 +6,7 @@ task as a failure. It asks for the key again after a while: the key may have bee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -18,6 +18,7 @@ from mtask.kernel.document.parts import Sealed, is_encrypted
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
@@ -30,21 +31,25 @@ class Unreadable(Exception):
     """A claimed task cannot be decrypted here. Another worker may be able to."""
 
 
-class Keys:
+class Keys(Part):
     """Decrypts the tasks that this worker has claimed, and knows which data keys it cannot use."""
 
     def __init__(self, scope: Scope) -> None:
         self._store = scope.store
-        self._ledger = scope.ledger
         self.sealer: Sealer | None = scope.store.sealer
-        if self.sealer is None:
-            self._ledger.unusable_keys.add("*")
+        #: The names of the data keys that this worker cannot use. "*": it has no keys at all.
+        self._unusable = {"*"} if self.sealer is None else set()
         #: The time until which tasks of a data key are not claimed (monotonic seconds), by the name of the data key.
         self._left_alone: dict[str, float] = {}
         self._logged: set[str] = set()
 
-    def is_left_alone(self, sealed: Any) -> bool:
-        """Whether this worker must not claim a task now whose document names this data key, or none."""
+    def beat(self) -> Mapping[str, Any]:
+        """Tell which data keys this worker cannot use."""
+        return {"unusable_keys": sorted(self._unusable)}
+
+    def skips(self, document: Mapping[str, Any]) -> bool:
+        """Whether this worker must not claim a task now, because of the data key that its document names."""
+        sealed = document.get("sealed")
         if sealed is None:
             return False
         if self.sealer is None:
@@ -62,7 +67,7 @@ class Keys:
         now = monotonic()
         for name in [name for name, until in self._left_alone.items() if until <= now]:
             del self._left_alone[name]
-            self._ledger.unusable_keys.discard(name)  # it is tried again
+            self._unusable.discard(name)  # it is tried again
         names = list(self._left_alone)
         if len(names) > _MAX_EXCLUDED:
             return [{"sealed": None}]
@@ -117,8 +122,8 @@ class Keys:
         name = task.sealed or ""
         if name:
             self._left_alone[name] = monotonic() + LEFT_ALONE
-            if len(self._ledger.unusable_keys) < _MAX_EXCLUDED:
-                self._ledger.unusable_keys.add(name)
+            if len(self._unusable) < _MAX_EXCLUDED:
+                self._unusable.add(name)
         self._log_once(name or task.id, reason)
         raise Unreadable(reason)
 

@@ -49,15 +49,15 @@ class ScanTarget:
 def scan_targets(queues: Sequence[str], controls: Controls, limits: Limits) -> list[ScanTarget]:
     """Return the scans that cover these queues."""
     paused: dict[str | None, Collection[str]] = {}
-    if controls.paused_tenants:
-        paused[None] = controls.paused_tenants
-    apart = [queue for queue in queues if queue in controls.limits or controls.is_fair(queue)]
+    if controls.served.paused_tenants:
+        paused[None] = controls.served.paused_tenants
+    apart = [queue for queue in queues if queue in controls.limits or controls.served.is_fair(queue)]
     together = [queue for queue in queues if queue not in apart]
     targets: list[ScanTarget] = []
     # A malformed task may be of no queue: the common scan finds it, also if each queue is scanned alone.
     targets += _targets_of(together, limits, paused, is_fair=False, is_apart=False)
     for queue in apart:
-        targets += _targets_of([queue], limits, paused, is_fair=controls.is_fair(queue), is_apart=True)
+        targets += _targets_of([queue], limits, paused, is_fair=controls.served.is_fair(queue), is_apart=True)
     return targets
 
 

@@ -43,7 +43,7 @@ class Adoption:
         self._ledger = scope.ledger
         self._meter = scope.meter
         self._handlers = handlers
-        self._controls = admission.controls
+        self._served = scope.served
         self._limits = admission.limits
         self._quarantine = admission.quarantine
         self._keys = admission.keys
@@ -101,7 +101,7 @@ class Adoption:
             else:
                 self._limits.release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._runner.hold(held)
-        if self._controls.fair_queues:
+        if self._served.fair_queues:
             self._keep_turns(held, attempt)
         for run in held:
             self._slots.add(run, now)
@@ -123,7 +123,7 @@ class Adoption:
         places = {task_id: place for place, task_id in enumerate(attempt.task_ids)}
         held.sort(key=lambda run: places[run.task_id])
         for run in held:
-            run.takes_turns = self._controls.is_fair(run.queue) and not run.is_interrupted
+            run.takes_turns = self._served.is_fair(run.queue) and not run.is_interrupted
 
     def _simple(
         self, documents: Sequence[dict[str, Any]], run_ids: Mapping[str, str], attempt: Attempt

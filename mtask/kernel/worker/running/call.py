@@ -47,11 +47,8 @@ class Called:
     lost: str | None = None
 
 
-class Isolation(Protocol):
-    """The executors: processes in which some handlers run."""
-
-    def isolates(self, handler: Handler) -> bool:
-        """Whether this handler runs in an executor."""
+class Execution(Protocol):
+    """Where some handlers run instead of the worker's process."""
 
     async def call(self, run: HeldRun, called: Called) -> None:
         """Run the handler. Store what came of it in `called`."""
@@ -80,13 +77,13 @@ class Caller:
         middleware: Sequence[Any],
         values: Mapping[Callable[..., Any], Any],
         operations: HandlerOperations,
-        isolation: Isolation | None = None,
+        executions: Sequence[Callable[[Handler], Execution | None]] = (),
         observers: Observers | None = None,
     ) -> None:
         """`middleware` runs around each call. `values` holds the value of each of the app's hooks.
 
-        `isolation`: the executors, if some handlers run in them. There the middleware runs, too. `observers`: the
-        tracer observes the calls of these handlers from here.
+        `executions` tell of a handler where it runs, if not in this process. There the middleware runs, too.
+        `observers`: the tracer observes the calls of these handlers from here.
         """
         self._worker_id = worker_id
         self._transactions = transactions
@@ -94,7 +91,7 @@ class Caller:
         self._middleware = middleware
         self._values = values
         self._operations = operations
-        self._isolation = isolation
+        self._executions = executions
         self._observers = observers or Observers()
         self._threads = Threads("mtask-handler")
 
@@ -116,11 +113,11 @@ class Caller:
             )
             called.judged = ended(run, EndReason.LATE), 0
             return
-        isolation = self.isolation_of(run)
+        execution = self.execution_of(run)
         marks = run.marked()
         marks.keeper = self._observers.keeper
-        if isolation is not None:
-            await self._call_isolated(isolation, run, called)
+        if execution is not None:
+            await self._call_elsewhere(execution, run, called)
             return
         # The asyncio task of the run has a context of its own. The threads of handlers get a copy.
         RUN.set(marks)
@@ -138,18 +135,20 @@ class Caller:
             await self._call(run, context, called)
         await entered.leave(called.returned, called.raised)
 
-    def isolation_of(self, run: HeldRun) -> Isolation | None:
-        """Return the executors if the handler of this run belongs there, else None."""
-        is_isolated = self._isolation is not None and self._isolation.isolates(run.handler)
-        return self._isolation if is_isolated else None
+    def execution_of(self, run: HeldRun) -> Execution | None:
+        """Return where the handler of this run belongs; None: in this process."""
+        for execution_of in self._executions:
+            if (found := execution_of(run.handler)) is not None:
+                return found
+        return None
 
-    async def _call_isolated(self, isolation: Isolation, run: HeldRun, called: Called) -> None:
+    async def _call_elsewhere(self, execution: Execution, run: HeldRun, called: Called) -> None:
         tracer = self._observers.tracer
         if tracer is None:
-            await isolation.call(run, called)
+            await execution.call(run, called)
             return
         begun = watch((tracer.isolated,), RunCall(self._context(run)))  # a tracer that fails disturbs no run
-        await isolation.call(run, called)
+        await execution.call(run, called)
         leave(begun, called.returned, called.raised)
 
     def _context(self, run: HeldRun) -> Context:

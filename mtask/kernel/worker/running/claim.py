@@ -26,6 +26,7 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Hooks
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.kernel.worker.running.accept import Adoption, Attempt
@@ -50,6 +51,7 @@ class Sender:
         adoption: Adoption,
         recovery: Recovery,
         pace: Pace,
+        hooks: Hooks,
     ) -> None:
         self._scope = scope
         self._store = scope.store
@@ -62,6 +64,7 @@ class Sender:
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
+        self._hooks = hooks
         self._landings = Landings()
         #: The requests for permits: those of the first tasks are made first.
         self._requests = Landings()
@@ -275,8 +278,8 @@ class Sender:
         token = fresh_token() if admitted is None else admitted.token + part
         attempt = Attempt(task_ids, token, monotonic(), admitted)
         guard = [
-            self._admission.controls.guard(),
-            *self._admission.keys.guard(),
+            self._scope.served.guard(self._scope.validity.until),
+            *self._hooks.guard(),
             *(self._limits.guard_of_free() if admitted is None else admitted.guard),
         ]
         are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)
