@@ -14,7 +14,7 @@ from types import FrameType
 
 from benchmarks.measuring.spinning import spin
 from mtask import App, Context
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
 
 #: In a worker's environment: the folder for the notes of its handlers and its claimer.
 FOLDER_VARIABLE = "MTASK_BENCHMARK_FOLDER"

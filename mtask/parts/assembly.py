@@ -1,26 +1,29 @@
-"""The assembly: opens a worker's connections, builds the worker's parts, and connects the signals between the parts."""
+"""The worker with its app and its features: opens the connections, builds the parts and connects their signals."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mtask.app.app import App
 from mtask.app.context import Context
 from mtask.app.hooks import Hook
 from mtask.app.middleware import RunCall, watch_finish
+from mtask.errors import HandlerError
+from mtask.features.callbacks.worker import CallbackPart
 from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
-from mtask.features.encryption.worker import Keys, given_to
+from mtask.features.encryption.worker import Keys
+from mtask.features.flows.worker import FlowPart
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.driver import connect
-from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
@@ -34,9 +37,10 @@ from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.discovery.stream import Hearing, Looks, StreamLoop
 from mtask.kernel.worker.process import aside
-from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process import worker as process
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.state import Scope
+from mtask.kernel.worker.process.worker import Connections
 from mtask.kernel.worker.running.accept import Adoption
 from mtask.kernel.worker.running.call import Caller, HandlerStores, RunOperations, Surroundings
 from mtask.kernel.worker.running.claim import Recovery, Sender
@@ -47,10 +51,9 @@ from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Pace, Slots
 from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
-from mtask.parts import worker as features
-from mtask.parts.admission import Checks
 from mtask.parts.codec import codec_of
-from mtask.parts.worker import extended as extended
+from mtask.parts.outcomes import successes as judged_by
+from mtask.parts.worker import Features, WorkerOptions, extended
 
 if TYPE_CHECKING:
     from mtask.features.isolation.pool import Executors
@@ -60,26 +63,13 @@ if TYPE_CHECKING:
 _QUEUE_CAPACITY = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class Connections:
-    """The connections of a worker's event loop.
-
-    The change stream and the handlers' transactions keep a connection busy for long. So each of the two has connections
-    of its own.
-    """
-
-    store: AsyncStore
-    stream: AsyncStore
-    handlers: HandlerStores
-
-
 @asynccontextmanager
 async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Connections]:
     """Open the connections of a worker's event loop, and close them at the end of the block."""
     uri, database = options.uri, options.database
     store = connect.async_store(uri, database, app_name)
     stream = connect.async_store(uri, database, app_name, **connect.QUIET)
-    store.codec = codec = codec_of(given_to(options), uri)
+    store.codec = codec = codec_of(options.encryption, uri)
     handlers = HandlerStores(uri, database, app_name, codec)
     try:
         yield Connections(store, stream, handlers)
@@ -91,42 +81,20 @@ async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Co
         await store.close()
 
 
-def ping_store(options: WorkerOptions, app_name: str) -> SyncStore:
-    """Open the connection of the pinger's thread."""
-    return connect.sync_store(options.uri, options.database, app_name, **connect.QUIET)
-
-
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of a registered worker, in the order in which they are built."""
+class Parts(process.Parts):
+    """The parts of a registered worker."""
 
-    scope: Scope
-    registrar: Registrar
-    pinger: Pinger
-    controls: Controls
-    limits: Limits
     quarantine: Quarantine
-    settlers: Sequence[Settler]
-    finisher: Finisher
-    executors: Executors | None
-    keeper: LogKeeper | None
-    runner: Runner
-    queue: PreemptionQueue
     questions: Questions
+    queue: PreemptionQueue
     ranks: Ranks
     inbox: Inbox
-    lookups: Lookups
-    scans: Scans
-    stream: StreamLoop
-    slots: Slots
     adoption: Adoption
     recovery: Recovery
     sender: Sender
     overflow: Overflow
-    claimer: Claimer
-    retention: Retention
-    recorder: Recorder
-    scheduler: Scheduler | None
+    features: Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,27 +117,39 @@ class Assembly:
         limits = Limits(scope, controls)
         quarantine = Quarantine(scope.store, scope.worker_id)
         losses = Losses()
-        checks = Checks(controls, Keys(scope))
+        keeper = self._keeper()
+        executors = self._executors(pinger, keeper)
+        app = self.app
+        features = Features(
+            controls,
+            Retention(scope, controls),
+            Keys(scope),
+            limits,
+            FlowPart(scope, self.registrar.registration.incarnation, relays.RELAYS),
+            CallbackPart(scope),
+            Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None,
+            keeper,
+            Recorder(scope, self.registrar.registration),
+            executors,
+        )
+        hooks = features.hooks()
         settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
-        successes = features.successes(self.app.handlers)
+        successes = judged_by(app.handlers)
         watch = partial(watch_finish, around.finish, scope.worker_id)
         finisher = Finisher(scope, pinger, limits, settlers, successes, watch)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )
-        operations = RunOperations(self.connections.handlers, self.app.handlers)
-        keeper = self._keeper()
-        executors = self._executors(pinger, keeper)
         context = partial(
             Context,
             worker_id=scope.worker_id,
             transactions=transactions,
             on_progress=pinger.expedite,
             values=self.values,
-            operations=operations,
+            operations=RunOperations(self.connections.handlers, app.handlers),
         )
-        isolated = None if self.app.tracer is None else self.app.tracer.isolated
-        caller = Caller(Surroundings(context, RunCall, around.run, isolated), executors, keeper)
+        isolated = None if app.tracer is None else app.tracer.isolated
+        caller = Caller(Surroundings(context, RunCall, around.run, isolated), hooks.executions, keeper)
         runner = Runner(scope, pinger, limits, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
@@ -177,60 +157,50 @@ class Assembly:
             capacity,
             parking=limits.parking,
             needs_gate=limits.needs,
-            is_fair=controls.is_fair,
+            is_fair=scope.served.is_fair,
             turns=Turns,
             isolated=room,
         )
         questions = Questions(scope.ledger, quarantine)
         ranks = Ranks(scope, queue)
-        inbox = Inbox(scope, queue, checks, quarantine, losses, questions, ranks)
-        lookups = Lookups(scope, checks, quarantine, questions, inbox, pinger)
+        inbox = Inbox(scope, queue, quarantine, losses, questions, ranks, hooks)
+        lookups = Lookups(scope, quarantine, questions, inbox, pinger, hooks)
         janitor = TaskJanitor(scope, quarantine, questions, inbox)
-        batches = Batches(scope, queue, checks, quarantine, limits, inbox, ranks)
-        upkept = features.parts(scope, self.registrar.registration.incarnation)
-        scans = Scans(scope, queue, controls, batches, lookups, ranks, janitor, upkept)
-        looks = Looks(scope, self.connections.stream, controls, scans, batches, lookups)
+        batches = Batches(scope, queue, quarantine, limits, inbox, ranks, hooks)
+        scans = Scans(scope, queue, batches, lookups, ranks, janitor, hooks)
+        looks = Looks(scope, self.connections.stream, scans, batches, lookups, hooks)
         hearing = Hearing(scope, ranks, batches)
-        stream = StreamLoop(scope, self.connections.stream, inbox, questions, controls, scans, looks, hearing)
+        stream = StreamLoop(scope, self.connections.stream, inbox, questions, scans, looks, hearing, hooks)
         pace = Pace()
         slots = Slots(scope, runner, pace)
-        adoption = Adoption(scope, self.app.handlers, checks, quarantine, limits, questions, runner, slots)
+        adoption = Adoption(scope, app.handlers, quarantine, limits, questions, runner, slots)
         recovery = Recovery(scope, adoption)
-        sender = Sender(scope, checks, quarantine, losses, limits, lookups, adoption, recovery, pace)
+        sender = Sender(scope, quarantine, losses, limits, lookups, adoption, recovery, pace, hooks)
         overflow = Overflow(scope, queue, lookups, hearing)
-        claimer = Claimer(scope, queue, checks, quarantine, limits, slots, sender, finisher, overflow, ranks)
-        retention = Retention(scope.store, controls)
-        recorder = Recorder(scope, self.registrar.registration)
-        app = self.app
-        scheduler = Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None
+        claimer = Claimer(scope, queue, quarantine, limits, slots, sender, finisher, overflow, ranks)
         parts = Parts(
             scope,
             self.registrar,
             pinger,
-            controls,
-            limits,
-            quarantine,
             settlers,
             finisher,
-            executors,
-            keeper,
             runner,
-            queue,
-            questions,
-            ranks,
-            inbox,
             lookups,
             scans,
             stream,
             slots,
+            claimer,
+            hooks,
+            quarantine,
+            questions,
+            queue,
+            ranks,
+            inbox,
             adoption,
             recovery,
             sender,
             overflow,
-            claimer,
-            retention,
-            recorder,
-            scheduler,
+            features,
         )
         _connect(parts)
         return parts
@@ -260,7 +230,7 @@ class Assembly:
         from mtask.features.isolation.pool import Executors
 
         logs = self.options.logs
-        given, encryption = self.options, given_to(self.options)
+        given = self.options
         origin = Origin(
             given.uri,
             given.database,
@@ -268,7 +238,7 @@ class Assembly:
             self.registrar.registration.incarnation,
             logs.log_format,
             logs.keep,
-            codec=None if encryption is None else encryption.document(),
+            codec=None if given.encryption is None else given.encryption.document(),
         )
         return Executors(options, origin, pinger, self.connections.store, keeper)
 
@@ -278,7 +248,7 @@ def _connect(parts: Parts) -> None:
 
     `Worker.run` connects the others, which the pinger sends: `heartbeat_answered` and `pinger_ended`.
     """
-    signals = parts.scope.signals
+    signals, features = parts.scope.signals, parts.features
     signals.task_queued.connect(parts.claimer.wake)
     signals.slot_freed.connect(parts.slots.free)
     signals.claim_landed.connect(parts.questions.landed)
@@ -289,11 +259,47 @@ def _connect(parts: Parts) -> None:
     signals.gate_drained.connect(parts.scans.ask_for_gate)
     signals.controls_resumed.connect(parts.scans.ask_full)
     signals.controls_changed.connect(
-        parts.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, parts.retention.wake
+        features.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, features.retention.wake
     )
-    signals.called.connect(parts.limits.called)
-    signals.under_way.connect(parts.claimer.until_landed, parts.retention.until_landed)
+    signals.stream_stopped.connect(features.controls.poll)
+    signals.called.connect(features.limits.called)
+    signals.under_way.connect(parts.claimer.until_landed, features.retention.until_landed)
     signals.heartbeat_wanted.connect(parts.pinger.beat_now)
-    if parts.scheduler is not None:
-        signals.schedules_changed.connect(parts.scheduler.wake)
-        signals.collections_made.connect(parts.scheduler.declare_again)
+    if features.scheduler is not None:
+        signals.collections_made.connect(features.scheduler.declare_again)
+
+
+class Worker(process.Worker):
+    """The worker of one process, with its app and its features."""
+
+    _options: WorkerOptions
+
+    def __init__(self, app: App, options: WorkerOptions) -> None:
+        """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
+        app, options = extended(app, options)
+        if not app.handlers:
+            raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
+        app.schedules  # noqa: B018  raises if a schedule is invalid
+        options.checked_executors(app)
+        options.logs.check()
+        super().__init__(options, list(app.handlers), app.queues)
+        self._app = app
+        self._hooks = app.hooks.begin()
+
+    @property
+    def parts(self) -> Parts:
+        """The worker's parts; raises RuntimeError if the worker is not registered yet."""
+        return cast(Parts, super().parts)
+
+    def _connected(self, app_name: str) -> AbstractAsyncContextManager[Connections]:
+        return connections(self._options, app_name)
+
+    def _built(self, scope: Scope, opened: Connections, pings: SyncStore, registrar: Registrar) -> Parts:
+        return Assembly(self._app, self._options, scope, opened, pings, registrar, self._hooks.values).build()
+
+    async def _start_handlers(self) -> None:
+        if not all(self._options.executors.isolates(handler) for handler in self._app):  # else executors start the app
+            await self._hooks.start()
+
+    async def _stop_handlers(self) -> None:
+        await self._hooks.stop()

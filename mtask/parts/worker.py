@@ -1,31 +1,113 @@
-"""The features of a worker: what they add to its app, and their parts, in the order of their hooks."""
+"""The features of a worker: their options, what they add to its app, and their parts, in the order of their hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
+from mtask.errors import InvalidInput
 from mtask.features.callbacks import worker as callbacks
-from mtask.features.encryption import worker as encryption
-from mtask.features.flows.worker import Chains, FlowPart
-from mtask.kernel.document.handlers import Handler
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.part import Part
-from mtask.kernel.worker.process.state import Scope
-from mtask.kernel.worker.running.outcomes import Successes
-from mtask.parts.relays import RELAYS
+from mtask.features.callbacks.worker import CallbackPart
+from mtask.features.controls.keep import Retention
+from mtask.features.controls.worker import Controls
+from mtask.features.encryption.settings import Encryption, check_installed
+from mtask.features.encryption.worker import Keys
+from mtask.features.flows.worker import FlowPart
+from mtask.features.isolation.options import ExecutorOptions
+from mtask.features.limits.worker import Limits
+from mtask.features.logs.options import LogOptions
+from mtask.features.metrics.worker import Recorder
+from mtask.features.schedules.worker import Scheduler
+from mtask.kernel.worker.process.options import ProcessOptions
+from mtask.kernel.worker.process.part import Hooks, Part
+
+if TYPE_CHECKING:  # few workers need these
+    from mtask.features.isolation.pool import Executors
+    from mtask.features.logs.worker import LogKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions(ProcessOptions):
+    """The options of one worker process."""
+
+    scheduler: bool = True  #: whether this process also makes the firings of schedules
+    #: Which handlers run in child processes, and in how many.
+    executors: ExecutorOptions = field(default_factory=ExecutorOptions)
+    #: Which lines of the log are kept in the database, and in which format executors log.
+    logs: LogOptions = field(default_factory=LogOptions)
+    #: The keys of encrypted tasks. None: those of the app, if it has any.
+    encryption: Encryption | None = field(default=None, repr=False)
+
+    def checked_executors(self, app: App) -> ExecutorOptions | None:
+        """Return the options of the executors, or None if no handler runs in one; raise InvalidInput."""
+        self.executors.check()
+        isolated = [name for name, handler in app.handlers.items() if self.executors.isolates(handler)]
+        if not isolated:
+            return None
+        if self.executors.app is None:
+            raise InvalidInput(
+                f"handler {isolated[0]} is isolated: say which app the executors import, as package.module:app.",
+                field="executors",
+            )
+        return self.executors
 
 
 def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
-    """Return the app with the handlers that features bring, and the options with what these and the app ask for."""
-    return callbacks.extended(app, encryption.extended(app, options))
+    """Return the app with the handlers that features bring, and the options with the queues of these and its keys.
+
+    Raises InvalidInput if the keys cannot be used here.
+    """
+    if options.encryption is None:
+        options = replace(options, encryption=app.encryption)
+    if options.encryption is not None:
+        check_installed()
+    return callbacks.extended(app, options)
 
 
-def successes(handlers: Mapping[str, Handler]) -> Successes:
-    """Return what judges the values that handlers return, in a worker and in its executors."""
-    return Successes(Chains(handlers))
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The parts of features in a worker, in the order of their hooks."""
+
+    controls: Controls
+    retention: Retention
+    keys: Keys
+    limits: Limits
+    flows: FlowPart
+    callbacks: CallbackPart
+    scheduler: Scheduler | None
+    keeper: LogKeeper | None
+    recorder: Recorder
+    executors: Executors | None
+
+    def hooks(self) -> Hooks:
+        """Collect the hooks that the parts override."""
+        found = (getattr(self, each.name) for each in fields(self))
+        return collected([part for part in found if part is not None])
 
 
-def parts(scope: Scope, incarnation: str) -> Sequence[Part]:
-    """Return the parts of a worker. `incarnation`: that of the worker."""
-    return [FlowPart(scope, incarnation, RELAYS), callbacks.CallbackPart(scope)]
+def collected(parts: Sequence[Part]) -> Hooks:
+    """Return the hooks that these parts override, in the order of the parts."""
+    watches: dict[str, list[Callable[[], object]]] = {}
+    for part in parts:
+        for collection, wake in part.watches().items():
+            watches.setdefault(collection, []).append(wake)
+    return Hooks(
+        watches,
+        guards=_overridden(parts, "guard"),
+        skips=_any_of(_overridden(parts, "skips")),
+        executions=_overridden(parts, "execution"),
+        upkeeps=_overridden(parts, "upkeep"),
+        services=tuple(service for part in parts for service in part.services()),
+        beats=_overridden(parts, "beat"),
+    )
+
+
+def _overridden(parts: Sequence[Part], name: str) -> tuple[Callable[..., Any], ...]:
+    return tuple(getattr(part, name) for part in parts if getattr(type(part), name) is not getattr(Part, name))
+
+
+def _any_of(skips: Sequence[Callable[..., bool]]) -> Callable[..., bool]:
+    """Return one hook for all of these. It is called for each task, so a single one stays as it is."""
+    return skips[0] if len(skips) == 1 else lambda document: any(skip(document) for skip in skips)

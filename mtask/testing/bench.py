@@ -30,8 +30,8 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from mtask.search.reasons import Reason
 from mtask.testing import workbench
 

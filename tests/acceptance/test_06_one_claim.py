@@ -12,8 +12,8 @@ import pytest
 
 from mtask import AsyncClient
 from mtask.kernel.document.status import WorkerStatus
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from tests.acceptance import app as handlers
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, until

@@ -173,9 +173,9 @@ CALLBACK_MUTATIONS = (
     ),
     Mutation(
         "marks-of-dead-workers-stay",
-        "Callbacks have no part in a worker: what a dead process still owed is told by nobody.",
-        (Edit("mtask/parts/worker.py", ", callbacks.CallbackPart(scope)]\n", "]\n"),),
-        ("tests/unit/house/test_parts.py::test_each_part_of_a_feature_is_listed",),
+        "No part of a feature looks after what dead processes have left: what they still owed is told by nobody.",
+        (Edit("mtask/parts/worker.py", 'upkeeps=_overridden(parts, "upkeep")', "upkeeps=()"),),
+        ("tests/unit/house/test_parts.py::test_each_hook_that_a_part_overrides_is_collected",),
     ),
     # --- what may be called ---------------------------------------------------------------------------------
     Mutation(

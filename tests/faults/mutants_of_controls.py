@@ -10,6 +10,7 @@ _PERMITS = "mtask/features/limits/operations.py"
 _STATEMENTS = "mtask/features/limits/statements.py"
 _RETENTION = "mtask/kernel/operations/change.py"
 _WORKER_CONTROLS = "mtask/features/controls/worker.py"
+_STATE = "mtask/kernel/worker/process/state.py"
 
 _INTERRUPTS_TESTS = "tests/unit/cli/test_interrupts.py"
 _KEEP_TESTS = "tests/integration/features/controls/test_keep.py"
@@ -108,8 +109,8 @@ CONTROL_MUTATIONS = (
         "pause-not-in-the-guard",
         "What was queued here before a pause is claimed after it.",
         (
-            Edit(_WORKER_CONTROLS, "claimable_now(self.paused_queues, self.paused_names, self._valid_until",
-                 "claimable_now((), (), self._valid_until"),
+            Edit(_STATE, "claimable_now(self.paused_queues, self.paused_names, valid_until",
+                 "claimable_now((), (), valid_until"),
         ),
         (f"{_PAUSES_TESTS}::test_what_was_queued_here_before_a_pause_is_not_claimed_after_it",),
     ),
@@ -135,15 +136,14 @@ CONTROL_MUTATIONS = (
     Mutation(
         "silent-worker-claims-on",
         "A worker whose heartbeat has run out goes on claiming what was paused since.",
-        (Edit(_WORKER_CONTROLS, "claimable_now(self.paused_queues, self.paused_names, self._valid_until",
+        (Edit(_STATE, "claimable_now(self.paused_queues, self.paused_names, valid_until",
               "claimable_now(self.paused_queues, self.paused_names, None"),),
         (f"{_PAUSES_TESTS}::test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid",),
     ),
     Mutation(
         "silence-ended-by-an-older-read",
         "A worker goes by what it read before it fell silent, and nobody waited for it since.",
-        (Edit(_WORKER_CONTROLS, "if self._valid_then is not None and silence_cnt == self._silence_cnt:",
-              "if self._valid_then is not None:"),),
+        (Edit(_STATE, "if self._then is not None and silence_cnt == self.silence_cnt:", "if self._then is not None:"),),
         ("tests/unit/features/controls/test_controls.py::test_read_that_was_begun_before_a_silence_ends_none",),
     ),
     Mutation(
@@ -176,7 +176,7 @@ CONTROL_MUTATIONS = (
     Mutation(
         "keep-when-out-of-touch",
         "A worker whose heartbeat has run out removes what is to be kept by now.",
-        (Edit("mtask/features/controls/keep.py", "keep, self._controls.validity()))", "keep))"),),
+        (Edit("mtask/features/controls/keep.py", "keep, self._validity.guard()))", "keep))"),),
         (f"{_KEEP_TESTS}::test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing",),
     ),
     Mutation(

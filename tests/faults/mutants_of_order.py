@@ -62,7 +62,7 @@ ORDER_MUTATIONS = (
     Mutation(
         "scan-of-some-names-for-all",
         "After a scan for the tasks of executors, a worker believes that it knows all that waits behind a limit.",
-        (Edit(_BATCHES, "        if names != self._controls.names:\n", "        if False:\n"),),
+        (Edit(_BATCHES, "        if names != self._served.names:\n", "        if False:\n"),),
         (f"{_LIMITS_TESTS}::test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_a_limit",),
     ),
     Mutation(

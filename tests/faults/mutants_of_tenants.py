@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _ACCESS = "mtask/web/access.py"
-_CONTROLS = "mtask/features/controls/worker.py"
 _FLOWS = "mtask/features/flows/publish.py"
 _LIMITS = "mtask/features/limits/worker.py"
 _OPERATION = "mtask/kernel/driver/operation.py"
@@ -21,6 +20,7 @@ _READERS = "mtask/features/events/readers.py"
 _SCANS = "mtask/features/controls/fair_scans.py"
 _SCHEDULES = "mtask/features/schedules/operations.py"
 _SCHEMA = "mtask/database/schema.py"
+_STATE = "mtask/kernel/worker/process/state.py"
 _WALKS = "mtask/search/walks.py"
 _TENANTS = "mtask/kernel/document/identity.py"
 
@@ -200,11 +200,9 @@ TENANT_MUTATIONS = (
         "paused-tenant-runs",
         "The pause of a tenant is confirmed and not applied.",
         (
-            Edit(_CONTROLS, "self._valid_until, self.paused_tenants)", "self._valid_until)"),
-            Edit(
-                _CONTROLS, "queue in self.paused_queues or tenant in self.paused_tenants", "queue in self.paused_queues"
-            ),
-            Edit(_BATCHES, "paused = self._controls.paused_tenants", "paused = ()"),
+            Edit(_STATE, "valid_until, self.paused_tenants)", "valid_until)"),
+            Edit(_STATE, "queue in self.paused_queues or tenant in self.paused_tenants", "queue in self.paused_queues"),
+            Edit(_BATCHES, "paused = self._served.paused_tenants", "paused = ()"),
         ),
         (f"{_LIMITS_TESTS}::test_paused_tenant_waits_and_the_others_go_on",),
     ),

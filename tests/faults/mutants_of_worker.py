@@ -469,7 +469,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "scans-full-of-what-is-left-alone",
         "Tasks that are left alone for a while fill every scan, and hide what stands behind them.",
-        (Edit(_BATCHES, "return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]", "return []"),),
+        (Edit(_BATCHES, "return [*other_than(self._quarantine.left_alone()), *self._hooks.guard()]", "return []"),),
         ("tests/integration/kernel/worker/test_bounds.py::test_tasks_that_are_left_alone_do_not_fill_the_scans",),
     ),
     Mutation(
@@ -678,7 +678,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "alike-but-paused",
         "Of a tenant that is paused, all tasks of a scan but the first are queued.",
-        (Edit(_INBOX, " and not self._controls.is_paused(queue, name, tenant)\n\n", "\n\n"),),
+        (Edit(_INBOX, " and not self._served.is_paused(queue, name, tenant)\n\n", "\n\n"),),
         (_TOGETHER,),
     ),
     Mutation(
@@ -720,7 +720,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "turns-lost-while-they-wait",
         "Of the runs that wait in a queue with fair turns, those of the highest priority start first.",
-        (Edit(_ADOPTION, "if self._controls.fair_queues:", "if False:"),),
+        (Edit(_ADOPTION, "if self._served.fair_queues:", "if False:"),),
         (f"{_STARTS}::test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities",),
     ),
     Mutation(

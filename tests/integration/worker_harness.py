@@ -14,8 +14,8 @@ from pymongo.read_concern import ReadConcern
 from mtask import App, AsyncClient, Encryption
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from tests.clients import with_options
 from tests.mongo import PATIENCE, Client, until
 

@@ -13,8 +13,8 @@ from mtask.demo.database import DemoDatabase
 from mtask.errors import MtaskError
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.errors import first_line, scrubbed, translated
-from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.local import LocalServer, Security
+from mtask.parts.worker import WorkerOptions
 from mtask.settings import Settings
 
 SECRET = "hunter2"

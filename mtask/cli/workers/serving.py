@@ -28,10 +28,10 @@ from mtask.features.logs.options import read_options as read_log_options
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.driver import connect
 from mtask.kernel.worker.process.log import fields, logger, start_logging
-from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
 from mtask.kernel.worker.process.systemd import VARIABLES, Service, service_of
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from mtask.settings import Settings, read_settings, read_systemd
 
 _MAX_PROCESSES = 1000
@@ -131,6 +131,12 @@ def _options(settings: Settings) -> WorkerOptions:
         features=_features(settings),
         health_file=settings.health_file,
         service=_service(),
+        encryption=read_encryption(
+            settings.encryption_key_file,
+            settings.encryption_key_vault,
+            settings.encryption_queues,
+            settings.encryption_tenants,
+        ),
         executors=ExecutorOptions(
             settings.app,
             settings.isolation,  # type: ignore[arg-type]  # checked there
@@ -148,17 +154,10 @@ def _service() -> Service | None:
 
 
 def _features(settings: Settings) -> list[object]:
-    found: list[object] = []
-    if settings.callbacks is not None:
-        secrets = settings.callback_secrets, settings.callback_secret_file
-        found.append(read_options(settings.callbacks, settings.callback_networks, *secrets))
-    encryption = read_encryption(
-        settings.encryption_key_file,
-        settings.encryption_key_vault,
-        settings.encryption_queues,
-        settings.encryption_tenants,
-    )
-    return found if encryption is None else [*found, encryption]
+    if settings.callbacks is None:
+        return []
+    secrets = settings.callback_secrets, settings.callback_secret_file
+    return [read_options(settings.callbacks, settings.callback_networks, *secrets)]
 
 
 def _supervise(settings: Settings, options: WorkerOptions) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mtask.app.app import App
 from mtask.errors import OperationFailed
@@ -11,7 +11,7 @@ from mtask.features.callbacks import operations
 from mtask.features.callbacks.allowed import CallbackOptions
 from mtask.features.callbacks.rules import DELIVERY_QUEUE
 from mtask.kernel.worker.discovery.relays import Undone, look_after, warn_of_refusal
-from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.options import ProcessOptions
 from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 
@@ -22,9 +22,10 @@ _EVERY = 12
 _ROUNDS = 20
 
 Document = dict[str, Any]
+Options = TypeVar("Options", bound=ProcessOptions)
 
 
-def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
+def extended(app: App, options: Options) -> tuple[App, Options]:
     """Let a worker with `CallbackOptions` deliver callbacks."""
     given = next((one for one in options.features if isinstance(one, CallbackOptions)), None)
     if given is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from time import monotonic
 
 from mtask.errors import MtaskError
 from mtask.features.controls.worker import Controls
 from mtask.kernel.document.status import TaskStatus
-from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.operations import change
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Part, Service
+from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 
 #: The time between two rounds of removals, in seconds. It varies at random by up to a half, so that workers do not
@@ -21,16 +23,21 @@ _SUCCESS = (TaskStatus.SUCCESS,)
 _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
 
-class Retention:
+class Retention(Part):
     """Removes the oldest finished tasks of a queue, if a control sets how many finished tasks the queue keeps."""
 
-    def __init__(self, store: AsyncStore, controls: Controls) -> None:
-        self._store = store
+    def __init__(self, scope: Scope, controls: Controls) -> None:
+        self._store = scope.store
+        self._validity = scope.validity
         self._controls = controls
         self._wake = asyncio.Event()
         self._is_stopping = False
         #: The lock that is held while a batch is removed.
         self._removing = asyncio.Lock()
+
+    def services(self) -> Sequence[Service]:
+        """Remove tasks until the worker stops."""
+        return (Service(self.run, self.stop),)
 
     def wake(self) -> None:
         """Begin a round of removals now. Call this when the number to keep has changed."""
@@ -76,9 +83,9 @@ class Retention:
     async def _remove_batch(self, queue: str, statuses: tuple[TaskStatus, ...]) -> int:
         """Remove one batch; return the number of tasks found. The number to keep is read again: it may have changed."""
         control = self._controls.keeps.get(queue)
-        if control is None or self._controls.is_out_of_touch():
+        if control is None or self._validity.is_over():
             return 0
         keep = control.keep_success if statuses == _SUCCESS else control.keep_fail
         if keep is None:
             return 0
-        return await self._store.run(change.remove_older(queue, statuses, keep, self._controls.validity()))
+        return await self._store.run(change.remove_older(queue, statuses, keep, self._validity.guard()))

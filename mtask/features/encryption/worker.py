@@ -6,16 +6,14 @@ task as a failure. It asks for the key again after a while: the key may have bee
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from mtask.app.app import App
-from mtask.features.encryption.settings import Encryption, check_installed
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.process.log import fields, logger
-from mtask.kernel.worker.process.options import WorkerOptions
+from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 
 #: The time for which a worker claims no tasks of a data key that it could not use, in seconds.
@@ -25,36 +23,25 @@ _MAX_EXCLUDED = 200
 _KEYLESS = "this worker has no keys: give it --encryption-key-file"
 
 
-def given_to(options: WorkerOptions) -> Encryption | None:
-    """Return the keys that a worker is given. None: it has no keys."""
-    return next((one for one in options.features if isinstance(one, Encryption)), None)
-
-
-def extended(app: App, options: WorkerOptions) -> WorkerOptions:
-    """Give a worker the keys of its app, if it has none of its own; raise InvalidInput if it cannot use them."""
-    given = given_to(options)
-    if given is None and app.encryption is not None:
-        given, options = app.encryption, replace(options, features=[*options.features, app.encryption])
-    if given is not None:
-        check_installed()
-    return options
-
-
-class Keys:
+class Keys(Part):
     """Knows which data keys this worker cannot use."""
 
     def __init__(self, scope: Scope) -> None:
-        self._ledger = scope.ledger
         self._codec = scope.store.codec
         self._codec.on_unreadable = self._leave_alone
-        if self._codec.is_plain:
-            self._ledger.unusable_keys.add("*")
+        #: The names of the data keys that this worker cannot use. "*": it has no keys at all.
+        self._unusable = {"*"} if self._codec.is_plain else set()
         #: The time until which tasks of a data key are not claimed (monotonic seconds), by the name of the data key.
         self._left_alone: dict[str, float] = {}
         self._logged: set[str] = set()
 
-    def is_left_alone(self, sealed: Any) -> bool:
-        """Whether this worker must not claim a task now whose document names this data key, or none."""
+    def beat(self) -> Mapping[str, Any]:
+        """Tell which data keys this worker cannot use."""
+        return {"unusable_keys": sorted(self._unusable)}
+
+    def skips(self, document: Mapping[str, Any]) -> bool:
+        """Whether this worker must not claim a task now, because of the data key that its document names."""
+        sealed = document.get("sealed")
         if sealed is None:
             return False
         if self._codec.is_plain:
@@ -72,7 +59,7 @@ class Keys:
         now = monotonic()
         for name in [name for name, until in self._left_alone.items() if until <= now]:
             del self._left_alone[name]
-            self._ledger.unusable_keys.discard(name)  # it is tried again
+            self._unusable.discard(name)  # it is tried again
         names = list(self._left_alone)
         if len(names) > _MAX_EXCLUDED:
             return [{"sealed": None}]
@@ -83,8 +70,8 @@ class Keys:
         name = task.sealed or ""
         if name:
             self._left_alone[name] = monotonic() + LEFT_ALONE
-            if len(self._ledger.unusable_keys) < _MAX_EXCLUDED:
-                self._ledger.unusable_keys.add(name)
+            if len(self._unusable) < _MAX_EXCLUDED:
+                self._unusable.add(name)
         self._log_once(name or task.id, _KEYLESS if self._codec.is_plain else reason)
 
     def _log_once(self, name: str, reason: str) -> None:

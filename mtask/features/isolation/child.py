@@ -41,8 +41,8 @@ from mtask.kernel.worker.running.outcomes import MAX_REASON, Successes, name_of
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import RunTransactions, late_value
 from mtask.logs import RUN, RunMarks, first_of
-from mtask.parts import worker as features
 from mtask.parts.codec import codec_in
+from mtask.parts.outcomes import successes
 
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
@@ -119,7 +119,7 @@ class Child:
         self._leases = RemoteLeases(self._channel.send, worker_id)
         codec = codec_in(hello.get("codec"), hello["uri"])
         self._stores = stores = HandlerStores(hello["uri"], hello["database"], f"mtask-worker:{worker_id}", codec)
-        self._successes = features.successes(app.handlers)
+        self._successes = successes(app.handlers)
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
         operations = RunOperations(stores, app.handlers)

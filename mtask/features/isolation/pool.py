@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
@@ -23,6 +23,7 @@ from mtask.kernel.document.handlers import Handler
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called
 from mtask.kernel.worker.running.leases import Pinger
@@ -46,7 +47,7 @@ _PAUSE, _MAX_PAUSE = 0.5, 10.0
 _STOP_LIMIT = 3.0
 
 
-class Executors:
+class Executors(Part):
     """Runs isolated handlers in child processes. Use it in the worker's event loop.
 
     An executor is started when a run finds none idle, until there are as many as the options say. The others wait.
@@ -106,9 +107,13 @@ class Executors:
         if not (self._idle or self._spawning or any(one.state is State.STARTING for one in self._all)):
             self._spawn(spare=1)
 
-    def isolates(self, handler: Handler) -> bool:
-        """Whether this handler runs in an executor."""
-        return self._options.isolates(handler)
+    def execution(self, handler: Handler) -> Executors | None:
+        """Run this handler here if it is isolated."""
+        return self if self._options.isolates(handler) else None
+
+    def services(self) -> Sequence[Service]:
+        """End the executors at the end of the worker."""
+        return (Service(drain=self.stop),)
 
     @property
     def pids(self) -> dict[int, str]:

@@ -18,7 +18,7 @@ class ExecutorRoom:
     def __init__(self, ledger: Ledger, handlers: Mapping[str, Handler], executors: Executors) -> None:
         self._ledger = ledger
         self._executors = executors
-        self._names = frozenset(name for name, handler in handlers.items() if executors.isolates(handler))
+        self._names = frozenset(name for name, handler in handlers.items() if executors.execution(handler) is not None)
         self.is_shared = len(self._names) < len(handlers)  #: whether the worker has other handlers, too
 
     def isolates(self, name: str) -> bool:

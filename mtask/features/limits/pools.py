@@ -226,7 +226,7 @@ class Pools:
 
     def is_fair(self, queue: str) -> bool:
         """Whether the tenants of this queue take turns."""
-        return self._controls.is_fair(queue)
+        return self._controls.served.is_fair(queue)
 
     def takes_turns(self, pool: PermitPool) -> bool:
         """Whether this is the pool of a queue whose tenants take turns."""

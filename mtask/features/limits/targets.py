@@ -43,7 +43,7 @@ class Targets:
     def of(self, queues: Sequence[str]) -> list[ScanTarget]:
         """Return the scans that cover these queues."""
         controls = self._controls
-        apart = [queue for queue in queues if queue in controls.limits or controls.is_fair(queue)]
+        apart = [queue for queue in queues if queue in controls.limits or controls.served.is_fair(queue)]
         together = [queue for queue in queues if queue not in apart]
         # A malformed task may be of no queue: the common scan finds it, also if each queue is scanned alone.
         targets = self._of(together, is_apart=False)
@@ -75,7 +75,7 @@ class Targets:
         left_out: frozenset[Lane] = frozenset(),
     ) -> ScanTarget:
         """Return a scan. `lanes`: those that it looks for. None: all but those of `left_out`."""
-        is_fair = len(queues) == 1 and self._controls.is_fair(queues[0])
+        is_fair = len(queues) == 1 and self._controls.served.is_fair(queues[0])
         # What waits for permits is scanned as its windows ask for it.
         is_on_demand = is_apart and not (is_fair and queues[0] not in self._controls.limits)
         note = partial(self._note_turns if is_fair else self._note, queues, lanes, left_out)

@@ -35,7 +35,7 @@ from mtask.kernel.statements.filters import Filter, due_by, in_time, of_others, 
 from mtask.kernel.worker.discovery.ready import Entry
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.part import ScanTarget
+from mtask.kernel.worker.process.part import Part, ScanTarget, Service
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.run import HeldRun
@@ -126,7 +126,7 @@ class Admitted:
         await self.limits.settle(self, lost)
 
 
-class Limits:
+class Limits(Part):
     """Keeps this worker's claims within the limits of its queues: the gate of a worker."""
 
     def __init__(self, scope: Scope, controls: Controls) -> None:
@@ -159,6 +159,10 @@ class Limits:
         self._more: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._is_stopping = False
+
+    def services(self) -> Sequence[Service]:
+        """Let waiting tasks ask until the worker stops, and give permits back until all runs have ended."""
+        return (Service(self.run, self.stop_trying), Service(self.run_giving_back, self.stop, lasts=True))
 
     @property
     def parking(self) -> Windows:
@@ -644,7 +648,7 @@ class Limits:
         """Ask for a scan soon, if few tasks wait here for permits, and more wait in the database."""
         if self._more is not None or self._is_closed or not self.pools.is_any:
             return
-        if not any(self.windows.wants_more(queue) for queue in self._controls.queues):
+        if not any(self.windows.wants_more(queue) for queue in self._scope.served.queues):
             return
         least = _MORE if self._granted_cnt >= _USEFUL else _MORE_OF_LITTLE
         pause = max(0.0, self._more_at + least - monotonic())

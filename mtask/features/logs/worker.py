@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from mtask.features.logs.options import LogOptions
 from mtask.features.logs.rules import MAX_BYTES, MAX_TEXT, MAX_TRACEBACK
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process.log import exception_of, fields, fields_of, instant_of, logger, message_of, told
+from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.logs import RUN, RunMarks, first_of
 
@@ -38,7 +39,7 @@ _PAUSE, _MAX_PAUSE = 1.0, 30.0
 _LAST_WRITES = 3.0
 
 
-class LogKeeper:
+class LogKeeper(Part):
     """Keeps the lines of a worker's runs. Use it in the worker's event loop, but for the adding of lines."""
 
     def __init__(self, store: AsyncStore, worker_id: str, options: LogOptions) -> None:
@@ -64,9 +65,9 @@ class LogKeeper:
         self.dropped_cnt = 0  #: lines that were given up
         self._told_cnt = 0
 
-    def start(self) -> None:
-        """Take the lines that handlers write, from now on."""
-        logging.getLogger().addHandler(self._handler)
+    def services(self) -> Sequence[Service]:
+        """Take and write lines until all runs have ended, and then write those that are left."""
+        return (Service(self.run, self.stop, drain=self.drain, lasts=True),)
 
     def take(self, marks: RunMarks, record: logging.LogRecord) -> None:
         """Take a line of a run. Any thread may call this."""
@@ -111,7 +112,8 @@ class LogKeeper:
     # --- writes ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write lines as they come, until `stop`."""
+        """Take the lines that handlers write, and write them as they come, until `stop`."""
+        logging.getLogger().addHandler(self._handler)
         while not self._stopped.is_set():
             with self._lock:
                 self._is_woken = False

@@ -7,6 +7,7 @@ lost what it counted since its last write.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -15,6 +16,7 @@ from mtask.errors import MtaskError
 from mtask.features.metrics import operations as tallies
 from mtask.kernel.operations.workers import Registration
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.tally import Tally
 from mtask.kernel.worker.process.time import wake_or_wait
@@ -25,7 +27,7 @@ INTERVAL = timedelta(seconds=10)
 _LAST_WRITE = 3.0
 
 
-class Recorder:
+class Recorder(Part):
     """Stores the counts of the meter."""
 
     def __init__(self, scope: Scope, registration: Registration, interval: timedelta = INTERVAL) -> None:
@@ -45,6 +47,10 @@ class Recorder:
         self._stored_at = monotonic()
         self._is_refused = False
         self.write_cnt = 0
+
+    def services(self) -> Sequence[Service]:
+        """Store the counts until the worker stops, and the last ones at its end."""
+        return (Service(self.run, self.stop, drain=self.end),)
 
     @property
     def tally_id(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
@@ -26,9 +26,10 @@ from mtask.features.schedules.client import Definition
 from mtask.features.schedules.operations import Firing, PageEnd
 from mtask.features.schedules.rules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.kernel.document.handlers import leave, watch
-from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.driver.stores import SCHEDULES, AsyncStore
 from mtask.kernel.worker.process import aside
 from mtask.kernel.worker.process.counts import Meter
+from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.logs import SureLogger, fields, told
 
@@ -65,7 +66,7 @@ class _Planned:
     firings: Sequence[Firing] = ()
 
 
-class Scheduler:
+class Scheduler(Part):
     """Makes the firings of two kinds of schedules: those that clients have stored, and those that the app declares."""
 
     def __init__(
@@ -93,6 +94,14 @@ class Scheduler:
         #: id.
         self._refused: OrderedDict[str, int] = OrderedDict()
         self.fired_cnt = 0
+
+    def watches(self) -> Mapping[str, Callable[[], object]]:
+        """Begin a round when a schedule has changed."""
+        return {SCHEDULES: self.wake}
+
+    def services(self) -> Sequence[Service]:
+        """Make firings until the worker stops."""
+        return (Service(self.run, self.stop),)
 
     def wake(self) -> None:
         """Begin a round now. Call this when a schedule has changed."""

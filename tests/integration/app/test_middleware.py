@@ -13,8 +13,8 @@ from mtask import App, AsyncClient, Client, Context, Fail, TaskSpec
 from mtask.app.middleware import FinishCall, RunCall
 from mtask.errors import InvalidInput
 from mtask.kernel.document.status import RunStatus
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import until

@@ -28,8 +28,8 @@ from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.features.metrics import operations as tallies
 from mtask.features.metrics.serving import serving
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.tally import Tally
+from mtask.parts.worker import WorkerOptions
 from mtask.settings import Settings
 from tests.integration.cli.commands import Commands
 from tests.integration.stores import register

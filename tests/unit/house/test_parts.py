@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
+from mtask.kernel.document.handlers import Handler
 from mtask.kernel.operations.relays import Relay
-from mtask.kernel.worker.process.part import Part
-from mtask.kernel.worker.process.state import Ledger
+from mtask.kernel.statements.filters import Filter
+from mtask.kernel.worker.process.part import Part, Service
+from mtask.kernel.worker.running.call import Execution
 from mtask.parts import worker
 from mtask.parts.relays import RELAYS
 
 FEATURES = Path(worker.__file__).parents[1] / "features"
 
 
-class _Scope:
-    ledger = Ledger()
-    store = None
+class Told(Part):
+    """A part that overrides each hook, and notes which ones are called."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name = name
+        self.told = told
+
+    def wake(self) -> None:
+        self.told.append(f"{self.name} woken")
+
+    def watches(self) -> Mapping[str, Callable[[], object]]:
+        return {"controls": self.wake}
+
+    def guard(self) -> list[Filter]:
+        return [{"sealed": self.name}]
+
+    def skips(self, document: Mapping[str, Any]) -> bool:
+        return bool(document["sealed"] == self.name)
+
+    def execution(self, handler: Handler) -> Execution | None:
+        self.told.append(f"{self.name} executes")
+        return None
+
+    async def upkeep(self, count: int, *, is_full: bool) -> None:
+        self.told.append(f"{self.name} looks after {count} {is_full}")
+
+    def services(self) -> Sequence[Service]:
+        return (Service(stop=self.wake),)
+
+    def beat(self) -> Mapping[str, Any]:
+        return {self.name: 1}
 
 
 def modules(name: str) -> Iterator[ModuleType]:
@@ -34,15 +67,39 @@ def test_each_relay_of_a_feature_is_listed() -> None:
 
 
 def test_each_part_of_a_feature_is_listed() -> None:
-    listed = {type(part) for part in worker.parts(cast(Any, _Scope()), "incarnation")}
-    found = {
-        one
-        for module in modules("worker")
-        for one in vars(module).values()
-        if isinstance(one, type) and issubclass(one, Part) and one is not Part
-    }
+    listed = re.findall(r"\w+", " ".join(str(each.type) for each in fields(worker.Features)))
+    sources = [path for path in FEATURES.rglob("*.py") if "(Part)" in path.read_text()]
+    found = [name for path in sources for name in re.findall(r"^class (\w+)\(Part\)", path.read_text(), re.M)]
     assert found
-    assert found - listed == set()
+    assert sorted(set(listed) - {"None"}) == sorted(found)
+
+
+def test_each_hook_that_a_part_overrides_is_collected() -> None:
+    told: list[str] = []
+    hooks = worker.collected([Part(), Told("a", told), Part(), Told("b", told)])
+    assert hooks.guard() == [{"sealed": "a"}, {"sealed": "b"}]
+    assert [hooks.skips({"sealed": name}) for name in "abc"] == [True, True, False]
+    assert [beat() for beat in hooks.beats] == [{"a": 1}, {"b": 1}]
+    assert len(hooks.services) == 2
+    hooks.wake("controls")
+    hooks.wake("schedules")
+    handler: Any = None
+    assert [find(handler) for find in hooks.executions] == [None, None]
+    for upkeep in hooks.upkeeps:
+        asyncio.run(upkeep(3, is_full=True))
+    assert told == [
+        *("a woken", "b woken", "a executes", "b executes"),
+        *("a looks after 3 True", "b looks after 3 True"),
+    ]
+
+
+def test_what_no_part_overrides_is_empty() -> None:
+    hooks = worker.collected([Part(), Part()])
+    assert (hooks.guards, hooks.executions, hooks.upkeeps, hooks.services, hooks.beats) == ((), (), (), (), ())
+    assert not hooks.watches
+    assert not hooks.skips({"sealed": "queue:mail"})
+    alone = Told("a", [])
+    assert worker.collected([Part(), alone]).skips == alone.skips
 
 
 def test_each_feature_says_where_to_begin() -> None:

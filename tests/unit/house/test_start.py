@@ -78,6 +78,8 @@ STARTS = {
             "mtask.features.events.completed_sync",
             "mtask.features.encryption.cipher",
             "mtask.features.flows.settle",
+            "mtask.kernel.worker",
+            "mtask.parts",
         },
     ),
     "mtask find": (
@@ -91,6 +93,7 @@ STARTS = {
             "mtask.demo.play",
             "mtask.local.server",
             "mtask.kernel.worker.process.worker",
+            "mtask.parts.assembly",
             "prometheus_client",
         },
     ),

@@ -20,9 +20,8 @@ from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.discovery.quarantine import Quarantine
-from mtask.kernel.worker.process.part import Gate, ScanTarget
+from mtask.kernel.worker.process.part import Gate, Hooks, ScanTarget
 from mtask.kernel.worker.process.state import Scope
-from mtask.parts.admission import Checks
 
 #: The batch of a scan that is one of several is smaller: the usual size is divided by this number.
 _APART = 4
@@ -55,19 +54,19 @@ class Batches:
         self,
         scope: Scope,
         queue: PreemptionQueue,
-        checks: Checks,
         quarantine: Quarantine,
         gate: Gate | None,
         inbox: Inbox,
         ranks: Ranks,
+        hooks: Hooks,
     ) -> None:
         self._scope = scope
         self._store = scope.store
         self._queue = queue
-        self._controls = checks.controls
+        self._served = scope.served
         self._gate = gate
         self._quarantine = quarantine
-        self._keys = checks.keys
+        self._hooks = hooks
         self._inbox = inbox
         self._ranks = ranks
         self._all_at = 0.0
@@ -86,7 +85,7 @@ class Batches:
     def is_plain(self) -> bool:
         """Whether the tasks of a backlog differ in priority and age alone: no gate, no turns, no paused tenant."""
         is_open = self._gate is None or self._gate.is_open
-        return is_open and not (self._controls.fair_queues or self._controls.paused_tenants)
+        return is_open and not (self._served.fair_queues or self._served.paused_tenants)
 
     @property
     def _enough(self) -> int:
@@ -110,7 +109,7 @@ class Batches:
     @property
     def _names(self) -> Sequence[str]:
         """The names whose tasks are wanted now: without those of isolated handlers if enough of them are here."""
-        names = self._controls.names
+        names = self._served.names
         return [name for name in names if not self._queue.is_isolated(name)] if self._is_crowded else names
 
     @property
@@ -132,7 +131,7 @@ class Batches:
         These are due tasks of a higher priority than the next one, and begun tasks whose lease ends soon. There are
         few of them. Raises DatabaseError.
         """
-        queues, names, worker_id = self._controls.queues, self._controls.names, self._scope.worker_id
+        queues, names, worker_id = self._served.queues, self._served.names, self._scope.worker_id
         also = self._not_left_alone()
         await self._take(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
         priority = self._queue.next_priority(monotonic())
@@ -149,7 +148,7 @@ class Batches:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
         # There are no share scans if tasks may have to wait at the gate: each queue is scanned as the gate allows. Nor
         # are there if a tenant is paused, or tenants take turns.
-        return self._ranks.share(self._controls.names) if self.is_plain and now >= self._next_share else ([], 1.0)
+        return self._ranks.share(self._served.names) if self.is_plain and now >= self._next_share else ([], 1.0)
 
     async def scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
@@ -172,7 +171,7 @@ class Batches:
             self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
         if is_enough:
             self._queue.has_more = True
-            self._queue.drop_behind_own(with_isolated=names == self._controls.names)
+            self._queue.drop_behind_own(with_isolated=names == self._served.names)
         return is_enough
 
     async def _take_share(
@@ -183,7 +182,7 @@ class Batches:
         `ranks`: the version of the ranks that this share follows from.
         """
         scan = finding.scan(
-            self._controls.queues,
+            self._served.queues,
             names,
             self._scope.worker_id,
             0,
@@ -207,9 +206,9 @@ class Batches:
             return False
         self._all_at = monotonic()
         self._position = None
-        names, horizon = (self._names, timedelta(0)) if is_refill else (self._controls.names, HORIZON)
+        names, horizon = (self._names, timedelta(0)) if is_refill else (self._served.names, HORIZON)
         found = await self.scan_within(horizon, self._enough, names=names)
-        is_own_next = self._queue.is_own_next(monotonic(), past_isolated=names != self._controls.names)
+        is_own_next = self._queue.is_own_next(monotonic(), past_isolated=names != self._served.names)
         if found.is_complete or found.has_future or not is_own_next:
             return False
         self._queue.has_more = True
@@ -225,7 +224,7 @@ class Batches:
         self._position = None
         self.is_beside_put_off = False
         if not (is_refill and self._is_crowded):
-            was_cut = await self._read(self._controls.names, is_refill=is_refill)
+            was_cut = await self._read(self._served.names, is_refill=is_refill)
             self._queue.has_more_isolated = was_cut and (self._is_crowded or self._queue.has_more_isolated)
             if not (was_cut and self._is_crowded):
                 return was_cut
@@ -233,7 +232,7 @@ class Batches:
 
     async def scan_isolated(self) -> None:
         """Scan for due tasks of isolated handlers. Those of the others may all go before them."""
-        names = [name for name in self._controls.names if self._queue.is_isolated(name)]
+        names = [name for name in self._served.names if self._queue.is_isolated(name)]
         has_more = False  # after the time limit, too: they follow when the others are done
         with _at_most(_BESIDE_TIMEOUT):
             found = await self.scan_within(timedelta(0), names=names, timeout=_BESIDE_TIMEOUT)
@@ -277,9 +276,9 @@ class Batches:
         """Scan the queues of which few tasks wait here at the gate, and more in the database."""
         if self._gate is None:
             return
-        for target in self._gate.targets([queue for queue in self._controls.queues if self._gate.wants_more(queue)]):
+        for target in self._gate.targets([queue for queue in self._served.queues if self._gate.wants_more(queue)]):
             if target.queues:  # else it is for what is of no queue
-                await self._scan_target(target, self._controls.names, timedelta(0), begun_only=False)
+                await self._scan_target(target, self._served.names, timedelta(0), begun_only=False)
         self._gate.look_for_more()
 
     async def scan_within(
@@ -297,9 +296,9 @@ class Batches:
         `names`: the names of the tasks. None: all of this worker.
         `timeout`: the time limit of a query that orders by priority and age alone. None: the usual one.
         """
-        names = self._controls.names if names is None else names
+        names = self._served.names if names is None else names
         is_complete, has_future = True, False
-        queues = self._controls.queues
+        queues = self._served.queues
         for target in [ScanTarget(queues)] if self._gate is None else self._gate.targets(queues):
             found = await self._scan_target(target, names, horizon, limit, timeout, begun_only=begun_only)
             if not target.is_on_demand:
@@ -321,10 +320,10 @@ class Batches:
         *,
         begun_only: bool,
     ) -> finding.Scan:
-        if names != self._controls.names:
+        if names != self._served.names:
             target = replace(target, note=None)  # a scan for some names does not tell what else waits
         limit = self._queue.capacity // _APART if target.is_apart else limit or self._queue.capacity
-        paused = self._controls.paused_tenants
+        paused = self._served.paused_tenants
         worker_id, also = self._scope.worker_id, [*self._not_left_alone(), *target.guards]
         if target.scanner is not None and not begun_only:
             return await target.scanner.scan(self._take, target, names, _ms(horizon), limit, also, paused)
@@ -361,7 +360,7 @@ class Batches:
         Each of the first is looked up when its pause is over. If such tasks filled a batch, the scan would miss other
         tasks.
         """
-        return [*other_than(self._quarantine.left_alone()), *self._keys.guard()]
+        return [*other_than(self._quarantine.left_alone()), *self._hooks.guard()]
 
 
 @contextmanager

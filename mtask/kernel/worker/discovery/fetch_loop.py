@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from time import monotonic
 
 from mtask.database import setup
 from mtask.errors import MtaskError, OperationFailed
-from mtask.features.controls.worker import Controls
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import MAX_ALL_PAUSE, Batches
@@ -20,7 +18,7 @@ from mtask.kernel.worker.discovery.fleet import Ranks, Roster
 from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.part import Part
+from mtask.kernel.worker.process.part import Hooks
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 
@@ -32,8 +30,8 @@ _REFILL_PAUSE = 0.05
 #: the others down.
 #: But it is no longer than `MAX_ALL_PAUSE`.
 _HELP_PAUSE, _HELP_TIMES = 0.2, 10
-#: The change stream tells of changed controls and of malformed tasks. In case it has missed one, each n-th regular scan
-#: looks for them: once a minute. A full scan follows a break of the stream, so it looks for malformed tasks, too.
+#: The change stream tells of malformed tasks. In case it has missed one, each n-th regular scan looks for them: once a
+#: minute. A full scan follows a break of the stream, so it looks for malformed tasks, too.
 _RECHECKED_EVERY = 12
 
 
@@ -44,23 +42,21 @@ class Scans:
         self,
         scope: Scope,
         queue: PreemptionQueue,
-        controls: Controls,
         batches: Batches,
         lookups: Lookups,
         ranks: Ranks,
         janitor: TaskJanitor,
-        parts: Sequence[Part],
+        hooks: Hooks,
     ) -> None:
         self._scope = scope
         self._store = scope.store
         self._queue = queue
-        self._controls = controls
         self._batches = batches
         self._lookups = lookups
         self._ranks = ranks
         self._roster = Roster(scope, ranks)
         self._janitor = janitor
-        self._parts = parts
+        self._upkeeps = hooks.upkeeps
         self._wake = asyncio.Event()
         #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
         #: scan is under way: then another full scan follows.
@@ -126,7 +122,7 @@ class Scans:
             return
         if self._refill is not None or not (self._is_low or self._batches.is_low_in_isolated):
             return
-        is_helping = not self._counts_own and self._ranks.has_others(self._controls.names)
+        is_helping = not self._counts_own and self._ranks.has_others(self._scope.served.names)
         help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._batches.all_took), MAX_ALL_PAUSE)
         pause = help_pause if is_helping else _REFILL_PAUSE
         pause += self._scanned_at - monotonic()
@@ -264,14 +260,12 @@ class Scans:
             self.was_cut.clear()
 
     async def _upkeep(self, count: int, *, is_full: bool) -> None:
-        if count % _RECHECKED_EVERY == 1:
-            self._controls.wake()
         if is_full:
             await self._full_upkeep()
         if is_full or count % _RECHECKED_EVERY == 0:
             await self._janitor.look_for_malformed()
-        for part in self._parts:
-            await part.upkeep(count, is_full=is_full)
+        for upkeep in self._upkeeps:
+            await upkeep(count, is_full=is_full)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()
         else:

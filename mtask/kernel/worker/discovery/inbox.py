@@ -19,9 +19,9 @@ from mtask.kernel.worker.discovery.fleet import Ranks
 from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger
+from mtask.kernel.worker.process.part import Hooks
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import seconds_of
-from mtask.parts.admission import Checks
 
 #: The delay of a lookup for each worker that ranks before this one, and the longest total delay, in seconds. The first
 #: worker that looks a task up claims it. The other workers hear of the claim from the change stream.
@@ -41,19 +41,19 @@ class Inbox:
         self,
         scope: Scope,
         queue: PreemptionQueue,
-        checks: Checks,
         quarantine: Quarantine,
         losses: Losses,
         questions: Questions,
         ranks: Ranks,
+        hooks: Hooks,
     ) -> None:
         self._scope = scope
         self._ledger = scope.ledger
         self._queues = frozenset(scope.queues)
         self._names = frozenset(scope.names)
         self._queue = queue
-        self._controls = checks.controls
-        self._keys = checks.keys
+        self._served = scope.served
+        self._skips = hooks.skips
         self._quarantine = quarantine
         self._losses = losses
         self._questions = questions
@@ -79,11 +79,11 @@ class Inbox:
             is_readable = False
         if not is_readable:
             self._questions.suspect(task_id)
-        elif (queue is not None and queue not in self._queues) or self._controls.is_paused(queue, name, tenant):
+        elif (queue is not None and queue not in self._queues) or self._served.is_paused(queue, name, tenant):
             return
         elif name not in self._names:
             self.note_unserved(str(name))
-        elif self._keys.is_left_alone(document.get("sealed")):
+        elif self._skips(document):
             return
         elif is_begun or has_runs:
             # Only its runs tell whether it was interrupted. A hint read brings them.
@@ -131,7 +131,7 @@ class Inbox:
         are_texts = are_texts and (limit_key is None or type(limit_key) is str)
         if not are_texts or type(priority) is not int or status != TaskStatus.INIT or has_runs:
             return False
-        return name in self._names and queue in self._queues and not self._controls.is_paused(queue, name, tenant)
+        return name in self._names and queue in self._queues and not self._served.is_paused(queue, name, tenant)
 
     def _push_alike(
         self,
@@ -191,7 +191,7 @@ class Inbox:
         if concerns_holder and (is_held or task_id in self._ledger.claiming):
             self._questions.ask_holder(task_id)
         name = task_id.partition(":")[0]
-        if is_held or name not in self._names or name in self._controls.paused_names:
+        if is_held or name not in self._names or name in self._served.paused_names:
             return
         if not isinstance(preempt_time, datetime):
             self._questions.suspect(task_id)

@@ -23,10 +23,10 @@ from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Hooks
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.leases import Pinger
-from mtask.parts.admission import Checks
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
 #: The most tasks of one lookup.
@@ -44,17 +44,17 @@ class Lookups:
     def __init__(
         self,
         scope: Scope,
-        checks: Checks,
         quarantine: Quarantine,
         questions: Questions,
         inbox: Inbox,
         pinger: Pinger,
+        hooks: Hooks,
     ) -> None:
         self._store = scope.store
         self._scope = scope
         self._ledger = scope.ledger
-        self._controls = checks.controls
-        self._keys = checks.keys
+        self._served = scope.served
+        self._skips = hooks.skips
         self._quarantine = quarantine
         self._questions = questions
         self._inbox = inbox
@@ -206,7 +206,7 @@ class Lookups:
         if not self._ledger.is_old_news(task.id, sent) and self._inbox.is_served(task.queue):
             if self._ledger.held_run(task.id) is not None:
                 self._questions.ask_holder(task.id)
-            elif self._controls.is_paused(task.queue, task.name, task.tenant) or self._keys.is_left_alone(task.sealed):
+            elif self._served.is_paused(task.queue, task.name, task.tenant) or self._skips(document):
                 self._inbox.forget(task.id)
             elif self._inbox.is_handled(task.name):
                 self._inbox.schedule(task, document["now"])
@@ -230,7 +230,7 @@ class Lookups:
             except Exception:  # a lookup of this task alone handles the error
                 self._questions.suspect(document["_id"])
                 continue
-            if self._controls.is_paused(task.queue, task.name, task.tenant) or self._keys.is_left_alone(task.sealed):
+            if self._served.is_paused(task.queue, task.name, task.tenant) or self._skips(document):
                 continue
             if rules.may_take(task, self._scope.worker_id, document["now"]):
                 found.append(task)

@@ -14,9 +14,8 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import MtaskError
-from mtask.features.controls.worker import Controls
 from mtask.kernel.document.rules import HORIZON
-from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.driver.stores import CONTROLS, SCHEDULES, AsyncStore
 from mtask.kernel.operations.change_stream import Density, Event, EventKind, Stream, Traffic, read_orders
 from mtask.kernel.statements.filters import Shares
 from mtask.kernel.worker.discovery.fetch import Batches
@@ -26,6 +25,7 @@ from mtask.kernel.worker.discovery.inbox import Inbox
 from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
+from mtask.kernel.worker.process.part import Hooks
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 
@@ -48,10 +48,10 @@ class StreamLoop:
         store: AsyncStore,
         inbox: Inbox,
         questions: Questions,
-        controls: Controls,
         scans: Scans,
         looks: Looks,
         hearing: Hearing,
+        hooks: Hooks,
     ) -> None:
         """Use `store` only for the change stream.
 
@@ -62,10 +62,10 @@ class StreamLoop:
         self._store = store
         self._inbox = inbox
         self._questions = questions
-        self._controls = controls
         self._scans = scans
         self._looks = looks
         self._hearing = hearing
+        self._hooks = hooks
         self._traffic = Traffic(monotonic())
         #: Whether a stream was open before this one.
         self._was_open = False
@@ -82,6 +82,7 @@ class StreamLoop:
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
+        self._scope.signals.stream_stopped.send()
 
     async def run(self) -> None:
         """Handle the events of the change stream until `stop`. After a break, open a new stream and scan again."""
@@ -122,8 +123,8 @@ class StreamLoop:
         self._hearing.widen()
         self._scans.ask_full()
         # Changes that happened while no stream was open were not reported.
-        self._scope.signals.schedules_changed.send()
-        self._controls.wake()
+        for collection in self._hooks.watches:
+            self._hooks.wake(collection)
         if self._was_open:
             self._scope.signals.heartbeat_wanted.send()  # its answer brings the orders to this worker
         self._was_open = True
@@ -222,11 +223,11 @@ class StreamLoop:
             self._scans.ask_peers()
         elif event.kind is EventKind.CONTROLS_CHANGED:
             self._hearing.widen()
-            self._controls.wake()
+            self._hooks.wake(CONTROLS)
         elif event.kind is EventKind.CALLED:
             self._scope.signals.called.send(event.task_id, event.call)
         elif event.kind is EventKind.SCHEDULES_CHANGED:
-            self._scope.signals.schedules_changed.send()
+            self._hooks.wake(SCHEDULES)
         elif event.kind is EventKind.COLLECTION_LOST:
             logger.warning("the collection was dropped or renamed, starting over")
             self._scans.ask_setup()
@@ -314,15 +315,15 @@ class Looks:
     """Reads this worker's orders, the controls, its own runs, and the tasks that go before the backlog."""
 
     def __init__(
-        self, scope: Scope, store: AsyncStore, controls: Controls, scans: Scans, batches: Batches, lookups: Lookups
+        self, scope: Scope, store: AsyncStore, scans: Scans, batches: Batches, lookups: Lookups, hooks: Hooks
     ) -> None:
         """`store` has the connections of the change stream, which are free now."""
         self._scope = scope
         self._store = store
-        self._controls = controls
         self._scans = scans
         self._batches = batches
         self._lookups = lookups
+        self._hooks = hooks
         self._count = 0
         self._control: Any = None
         #: The run_ids of the runs that this worker held at the last look.
@@ -336,9 +337,9 @@ class Looks:
         """Look once, and note in `traffic` how many writes the server has taken. Raises DatabaseError."""
         self._count += 1
         await self.look_at_orders(traffic)
-        self._controls.wake()
+        self._hooks.wake(CONTROLS)
         if self._count % _SCHEDULES_EVERY == 0:
-            self._scope.signals.schedules_changed.send()
+            self._hooks.wake(SCHEDULES)
         if self._count % _FULL_EVERY == 0:
             self._scans.ask_full()
         await self._look_at_held()

@@ -101,14 +101,16 @@ def registration(
 
 def heartbeat(scope: Scope) -> workers.Heartbeat:
     """Return the content of a heartbeat that is sent now. Any thread may call this."""
+    told_by_features: dict[str, Any] = {}
+    for beat in scope.vitals.beats:
+        told_by_features.update(beat())
     return workers.Heartbeat(
         status=scope.vitals.status,
         running_cnt=len(scope.ledger.running),
         concurrency=scope.vitals.concurrency,
         unserved_names=sorted(scope.ledger.unserved_names),
-        unusable_keys=sorted(scope.ledger.unusable_keys),
-        controls_seen=scope.vitals.controls_seen,
         appeal_cnt=scope.vitals.appeal_cnt,
+        **told_by_features,
     )
 
 

@@ -6,13 +6,15 @@ For each task, the ledger also knows the time of this worker's latest news about
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Generic, ParamSpec
 
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.statements.filters import Filter, claimable_now, in_time
 from mtask.kernel.worker.process.counts import Meter
 from mtask.kernel.worker.process.time import ServerClock, Tempo
 from mtask.kernel.worker.running.run import HeldRun
@@ -36,8 +38,6 @@ class Ledger:
         self.running: dict[str, HeldRun] = {}
         #: The names of tasks that wait in this worker's queues and for which this worker has no handler.
         self.unserved_names: set[str] = set()
-        #: The names of the data keys that this worker cannot use. "*": it has no keys at all.
-        self.unusable_keys: set[str] = set()
         #: Those of the fields `OWING` that tasks of this database are known to have.
         self.owing: set[str] = set()
         #: Whether other live workers serve a queue of this worker, as far as it knows.
@@ -191,8 +191,8 @@ class Signals:
         #: Waits for the claims and removals that began before a control changed. They must end before the worker
         #: confirms the change.
         self.under_way = Barrier()
-        #: Schedules have changed.
-        self.schedules_changed: Signal[[]] = Signal()
+        #: The worker stops, and its change stream reports no more.
+        self.stream_stopped: Signal[[]] = Signal()
         #: The collections were dropped and have been created again.
         self.collections_made: Signal[[]] = Signal()
         #: A heartbeat should be sent at once.
@@ -214,10 +214,110 @@ class Vitals:
 
     concurrency: int
     status: WorkerStatus = WorkerStatus.READY
-    #: The revisions of the controls that this worker has confirmed.
-    controls_seen: list[dict[str, Any]] = field(default_factory=list)
     #: How often this worker has appealed to the others.
     appeal_cnt: int = 0
+    #: What returns the fields that features add to each heartbeat. Any thread may call it.
+    beats: Sequence[Callable[[], Mapping[str, Any]]] = ()
+
+
+class Served:
+    """The queues and task names that this worker serves, and what of them is paused now."""
+
+    def __init__(self, queues: Sequence[str], names: Sequence[str]) -> None:
+        self._queues = list(queues)
+        self._names = list(names)
+        self.paused_queues: frozenset[str] = frozenset()
+        self.paused_names: frozenset[str] = frozenset()
+        self.paused_tenants: frozenset[str] = frozenset()
+        #: The queues whose tenants take turns.
+        self.fair_queues: frozenset[str] = frozenset()
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that this worker serves and that are not paused."""
+        return [queue for queue in self._queues if queue not in self.paused_queues]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The task names that this worker handles and that are not paused."""
+        # The claimer asks at each of its looks. An app may have hundreds of names, and seldom is one of them paused.
+        return [name for name in self._names if name not in self.paused_names] if self.paused_names else self._names
+
+    def is_paused(self, queue: str | None, name: str, tenant: str | None = None) -> bool:
+        """Whether a task must not be claimed now because its queue, its name or its tenant is paused."""
+        return name in self.paused_names or queue in self.paused_queues or tenant in self.paused_tenants
+
+    def is_fair(self, queue: str | None) -> bool:
+        """Whether the tenants of this queue take turns."""
+        return queue in self.fair_queues
+
+    def guard(self, valid_until: datetime | None) -> Filter:
+        """Return the guard of a claim: nothing of it is paused, and `valid_until` has not passed."""
+        return claimable_now(self.paused_queues, self.paused_names, valid_until, self.paused_tenants)
+
+
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class Validity:
+    """Until when this worker's claims are valid: until its heartbeat expires.
+
+    The others take a worker with an expired heartbeat for dead. It may miss news, such as a pause: the call that pauses
+    a queue does not wait for it.
+    """
+
+    def __init__(self, clock: ServerClock) -> None:
+        self._clock = clock
+        #: Has the news read that this worker may have missed during a silence, and calls `caught_up`. None: it needs
+        #: none.
+        self.on_silence: Callable[[], object] | None = None
+        #: The time until which this worker's claims are valid (server's clock): usually the expiry of its heartbeat.
+        #: None: this worker has had no heartbeat yet.
+        self.until: datetime | None = None
+        #: After a silence, no claim is valid until the news is read. This value is then copied to `until`. None: no
+        #: such read is needed.
+        self._then: datetime | None = None
+        #: The expiry of the last heartbeat that the server answered (server's clock).
+        self._heard_until: datetime | None = None
+        self.silence_cnt = 0
+
+    def guard(self) -> list[Filter]:
+        """Return the condition that this worker's heartbeat has not expired.
+
+        Before the first heartbeat there is no such condition, and the list is empty.
+        """
+        return [] if self.until is None else [in_time(self.until)]
+
+    def is_over(self) -> bool:
+        """Whether this worker's heartbeat has expired, so that no claim of this worker would be valid now."""
+        return self.until is not None and self._clock.now() >= self.until
+
+    def heard(self, valid_until: datetime, *, at: datetime, was_silent: bool) -> None:
+        """Note the answer to a heartbeat: it was stored at the time `at` and expires at `valid_until` (server's clock).
+
+        If the previous heartbeat had expired before `at`, the news is read before this worker's next claim. The server
+        reports such an expiry as `was_silent`. The reply with this report may have been lost, so this method compares
+        the times, too.
+        """
+        was_silent |= self._heard_until is not None and at >= self._heard_until
+        self._heard_until = valid_until
+        if was_silent and self.on_silence is not None:
+            self.silence_cnt += 1
+            self.until, self._then = _LONG_AGO, valid_until
+            self.on_silence()
+        elif self._then is not None:
+            self._then = valid_until
+        else:
+            self.until = valid_until
+
+    def caught_up(self, silence_cnt: int) -> None:
+        """Note that the news was read after `silence_cnt` silences. If there was another one, it is read again."""
+        if self._then is not None and silence_cnt == self.silence_cnt:
+            self.until, self._then = self._then, None
+
+    def lost(self) -> None:
+        """Make all claims of this worker invalid until `heard` is called. Call this when the registration is gone."""
+        self.until = self._heard_until = _LONG_AGO
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +334,9 @@ class Scope:
     ledger: Ledger = field(default_factory=Ledger)
     meter: Meter = field(default_factory=Meter)
     signals: Signals = field(default_factory=Signals)
+    served: Served = field(init=False)
+    validity: Validity = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "served", Served(self.queues, self.names))
+        object.__setattr__(self, "validity", Validity(self.clock))

@@ -1,30 +1,42 @@
-"""The worker: starts, serves and stops. `mtask.parts.assembly` builds its parts."""
+"""The worker: starts, serves and stops. `mtask.parts.assembly` adds its app and its features, and builds its parts."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from mtask.app.app import App
 from mtask.database import setup
-from mtask.errors import HandlerError, MtaskError, WorkerError, WorkerIdInUse
-from mtask.features.controls.worker import Controls
+from mtask.errors import MtaskError, WorkerError, WorkerIdInUse
 from mtask.kernel.document.status import WorkerStatus
-from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.driver import connect
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.worker.discovery.fetch_loop import Scans
+from mtask.kernel.worker.discovery.relays import Settler
+from mtask.kernel.worker.discovery.rereads import Lookups
+from mtask.kernel.worker.discovery.stream import StreamLoop
 from mtask.kernel.worker.process import aside, health
 from mtask.kernel.worker.process.health import INTERVAL, HealthFile, Pulse, Witness
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.options import CONCURRENCIES, WorkerOptions
+from mtask.kernel.worker.process.options import CONCURRENCIES, ProcessOptions
+from mtask.kernel.worker.process.part import Hooks, Service
 from mtask.kernel.worker.process.registration import Registrar, heartbeat, registration
-from mtask.kernel.worker.process.state import Scope, Vitals
+from mtask.kernel.worker.process.state import Scope, Validity, Vitals
 from mtask.kernel.worker.process.systemd import ServiceWitness
 from mtask.kernel.worker.process.tally import Tally
 from mtask.kernel.worker.process.time import ServerClock, Tempo, enduring
+from mtask.kernel.worker.running.call import HandlerStores
+from mtask.kernel.worker.running.claim_loop import Claimer
+from mtask.kernel.worker.running.finisher import Finisher
+from mtask.kernel.worker.running.leases import Pinger
 from mtask.kernel.worker.running.outcomes import ended
 from mtask.kernel.worker.running.run import EndReason
-from mtask.parts.assembly import Assembly, Parts, connections, extended, ping_store
+from mtask.kernel.worker.running.runner import Runner
+from mtask.kernel.worker.running.slots import Slots
 
 Document = dict[str, Any]
 
@@ -37,24 +49,48 @@ _LAST_WRITES = 5.0
 _AT_ONCE = 3.0
 
 
-class Worker:
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections of a worker's event loop.
+
+    The change stream and the handlers' transactions keep a connection busy for long. So each of the two has connections
+    of its own.
+    """
+
+    store: AsyncStore
+    stream: AsyncStore
+    handlers: HandlerStores
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a registered worker that are started and stopped here."""
+
+    scope: Scope
+    registrar: Registrar
+    pinger: Pinger
+    settlers: Sequence[Settler]
+    finisher: Finisher
+    runner: Runner
+    lookups: Lookups
+    scans: Scans
+    stream: StreamLoop
+    slots: Slots
+    claimer: Claimer
+    hooks: Hooks
+
+
+class Worker(ABC):
     """The worker of one process. Call `run` in an event loop. `stop` may be called from any thread."""
 
-    def __init__(self, app: App, options: WorkerOptions) -> None:
-        """Check the app and the options; raise HandlerError or InvalidInput. No connection is opened yet."""
-        app, options = extended(app, options)
-        if not app.handlers:
-            raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
-        app.schedules  # noqa: B018  raises if a schedule is invalid
-        self._app = app
+    def __init__(self, options: ProcessOptions, names: Sequence[str], queues: Sequence[str]) -> None:
+        """Check the options; raise InvalidInput. `names` and `queues` are those of the handlers."""
         self._options = options
-        self._hooks = app.hooks.begin()
-        self.queues = options.checked_queues(app)
+        self._names = sorted(names)
+        self.queues = options.checked_queues(queues)
         self.worker_id = options.checked_worker_id()
-        options.checked_executors(app)
         if options.health_file is not None:
             health.check(options.health_file)
-        options.logs.check()
         self._vitals = Vitals(options.checked_concurrency())
         self._parts: Parts | None = None
         self._pulse: Pulse | None = None
@@ -87,10 +123,21 @@ class Worker:
         busy = 0 if self._parts is None else self._parts.slots.running_cnt
         return {"busy": busy, "free": max(0, self._vitals.concurrency - busy)}
 
-    @property
-    def _has_own_handlers(self) -> bool:
-        """Whether some handlers run in this process, and not in executors."""
-        return not all(self._options.executors.isolates(handler) for handler in self._app)
+    @abstractmethod
+    def _connected(self, app_name: str) -> AbstractAsyncContextManager[Connections]:
+        """Open the connections of the event loop, and close them at the end of the block."""
+
+    @abstractmethod
+    def _built(self, scope: Scope, opened: Connections, pings: SyncStore, registrar: Registrar) -> Parts:
+        """Build the parts of the registered worker, and connect their signals."""
+
+    @abstractmethod
+    async def _start_handlers(self) -> None:
+        """Make ready what the handlers of this process need. Raises HandlerError."""
+
+    @abstractmethod
+    async def _stop_handlers(self) -> None:
+        """Undo `_start_handlers`, when all runs have ended."""
 
     # --- stop ---------------------------------------------------------------------------------------------
 
@@ -130,26 +177,28 @@ class Worker:
             self._take_stop()
         name = f"mtask-worker:{self.worker_id}"
         async with AsyncExitStack() as closing:
-            pings = ping_store(self._options, name)
+            pings = connect.sync_store(self._options.uri, self._options.database, name, **connect.QUIET)
             closing.push_async_callback(aside.to_thread, pings.close)
             # The pinger's thread ends only after the other connections are closed. If closing them hangs, the thread
             # ends the process.
             closing.push_async_callback(self._stop_pinger)
-            opened = await closing.enter_async_context(connections(self._options, name))
+            opened = await closing.enter_async_context(self._connected(name))
             scope, registrar, document = await self._register(opened.store)
-            made = Assembly(self._app, self._options, scope, opened, pings, registrar, self._hooks.values)
-            self._parts = parts = made.build()
+            self._parts = parts = self._built(scope, opened, pings, registrar)
+            scope.vitals.beats = parts.hooks.beats
             scope.signals.heartbeat_answered.connect(self._take_registered)
             scope.signals.pinger_ended.connect(self._pinger_ended)
-            _heard(parts.controls, document, was_silent=False)
-            await parts.controls.begin()
+            _heard(scope.validity, document, was_silent=False)
+            for service in parts.hooks.services:
+                if service.begin is not None:
+                    await service.begin()
             await self._serve(parts)
             if self._failure is not None:
                 raise self._failure
 
     async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document]:
         """Set the database up and register the worker; return the worker's scope, registrar and document."""
-        options, names = self._options, sorted(self._app.handlers)
+        options, names = self._options, self._names
         sent = monotonic()
         server_time = await store.run(setup.ensure())
         clock = ServerClock(server_time, sent, monotonic())
@@ -165,33 +214,22 @@ class Worker:
             await aside.to_thread(self._parts.pinger.stop)
 
     async def _serve(self, parts: Parts) -> None:
+        lasting = [service for service in parts.hooks.services if service.lasts]
         parts.pinger.start()
         self._pulse = self._started_pulse(parts)
-        if parts.keeper is not None:
-            parts.keeper.start()
         logger.info(
             "worker started",
             extra=fields(worker=self.worker_id, queues=",".join(self.queues), names=",".join(parts.scope.names)),
         )
         try:
-            if self._has_own_handlers:
-                await self._hooks.start()
-            # A client that pauses a queue waits until every live worker has confirmed the pause. So a stopping worker
-            # goes on confirming pauses until its end.
+            await self._start_handlers()
             async with asyncio.TaskGroup() as to_the_end:
-                to_the_end.create_task(enduring(parts.controls.run))
-                to_the_end.create_task(enduring(parts.controls.run_confirming))
-                to_the_end.create_task(enduring(parts.limits.run_giving_back))
-                if parts.keeper is not None:
-                    to_the_end.create_task(enduring(parts.keeper.run))
+                _start(to_the_end, lasting)
                 try:
                     await self._work(parts)
                     await self._finish_runs(parts)
                 finally:
-                    parts.controls.stop()
-                    parts.limits.stop()
-                    if parts.keeper is not None:
-                        parts.keeper.stop()
+                    _stop(lasting)
         finally:
             await self._end(parts)
         logger.info("worker stopped", extra=fields(worker=self.worker_id, finished=parts.finisher.finished_cnt))
@@ -202,16 +240,14 @@ class Worker:
             if self._pulse is not None:
                 ends.push_async_callback(aside.to_thread, self._pulse.stop)
             ends.push_async_callback(self._leave, parts)
-            ends.push_async_callback(parts.recorder.end)
             ends.callback(parts.runner.close)
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
             ends.push_async_callback(aside.to_thread, parts.pinger.rest)
-            if parts.keeper is not None:
-                ends.push_async_callback(parts.keeper.drain)
-            ends.push_async_callback(self._hooks.stop)
-            if parts.executors is not None:
-                ends.push_async_callback(parts.executors.stop)
+            ends.push_async_callback(self._stop_handlers)
+            for service in parts.hooks.services:
+                if service.drain is not None:
+                    ends.push_async_callback(service.drain)
 
     async def _leave(self, parts: Parts) -> None:
         self._set_status(WorkerStatus.STOPPED)
@@ -230,33 +266,19 @@ class Worker:
 
     async def _work(self, parts: Parts) -> None:
         """Find, claim and run tasks until `stop`. Some runs may still be under way when this method returns."""
-        loops = [
-            parts.stream.run,
-            parts.scans.run,
-            parts.lookups.run,
-            parts.lookups.run_due,
-            parts.claimer.run,
-            parts.limits.run,
-            parts.retention.run,
-            parts.recorder.run,
-        ]
-        if parts.scheduler is not None:
-            loops.append(parts.scheduler.run)
+        passing = [service for service in parts.hooks.services if not service.lasts]
+        loops = [parts.stream.run, parts.scans.run, parts.lookups.run, parts.lookups.run_due, parts.claimer.run]
         async with asyncio.TaskGroup() as group:
             for loop in loops:
                 group.create_task(enduring(loop))
+            _start(group, passing)
             group.create_task(self._announce_running(parts))
             await self._stopping.wait()
             self._set_status(WorkerStatus.STOPPING)
             logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
             parts.pinger.beat_now()
             parts.claimer.stop()
-            parts.limits.stop_trying()
-            parts.retention.stop()
-            parts.recorder.stop()
-            if parts.scheduler is not None:
-                parts.scheduler.stop()
-            parts.controls.poll()  # the change stream ends now and reports no more changes
+            _stop(passing)
             parts.lookups.stop()
             parts.scans.stop()
             parts.stream.stop()
@@ -333,17 +355,17 @@ class Worker:
 
     def _take_registered(self, document: Document | None) -> None:
         """Apply the worker's document that the reply to a heartbeat holds; None: the document is gone."""
-        controls = self.parts.controls
+        validity = self.parts.scope.validity
         if document is not None:
-            _heard(controls, document, was_silent=document.get("was_silent") is True)
+            _heard(validity, document, was_silent=document.get("was_silent") is True)
             control = document.get("control")
             self._take_order(control if isinstance(control, dict) else {})
         elif not self._stopping.is_set():
-            controls.registration_lost()
+            validity.lost()
             self.parts.registrar.register_again(self._registered_again, self._taken_over)
 
     def _registered_again(self, document: Document) -> None:
-        _heard(self.parts.controls, document, was_silent=True)
+        _heard(self.parts.scope.validity, document, was_silent=True)
 
     def _taken_over(self, error: WorkerIdInUse) -> None:
         self._failure = error
@@ -366,5 +388,17 @@ class Worker:
             self.parts.pinger.beat_now()
 
 
-def _heard(controls: Controls, document: Document, *, was_silent: bool) -> None:
-    controls.heard(document["heartbeat_expire_time"], at=document["heartbeat_time"], was_silent=was_silent)
+def _heard(validity: Validity, document: Document, *, was_silent: bool) -> None:
+    validity.heard(document["heartbeat_expire_time"], at=document["heartbeat_time"], was_silent=was_silent)
+
+
+def _start(group: asyncio.TaskGroup, services: Iterable[Service]) -> None:
+    for service in services:
+        if service.run is not None:
+            group.create_task(enduring(service.run))
+
+
+def _stop(services: Sequence[Service]) -> None:
+    for service in reversed(services):
+        if service.stop is not None:
+            service.stop()

@@ -23,7 +23,6 @@ from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Slots
-from mtask.parts.admission import Checks
 
 Document = dict[str, Any]
 
@@ -35,7 +34,6 @@ class Adoption:
         self,
         scope: Scope,
         handlers: Mapping[str, Handler],
-        checks: Checks,
         quarantine: Quarantine,
         gate: Gate | None,
         questions: Questions,
@@ -46,7 +44,7 @@ class Adoption:
         self._ledger = scope.ledger
         self._meter = scope.meter
         self._handlers = handlers
-        self._controls = checks.controls
+        self._served = scope.served
         self._quarantine = quarantine
         self._gate = gate
         self._store = scope.store
@@ -106,7 +104,7 @@ class Adoption:
             else:
                 self._release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
         self._runner.hold(held)
-        if self._controls.fair_queues:
+        if self._served.fair_queues:
             self._keep_turns(held, attempt)
         for run in held:
             self._slots.add(run, now)
@@ -132,7 +130,7 @@ class Adoption:
         places = {task_id: place for place, task_id in enumerate(attempt.task_ids)}
         held.sort(key=lambda run: places[run.task_id])
         for run in held:
-            run.takes_turns = self._controls.is_fair(run.queue) and not run.is_interrupted
+            run.takes_turns = self._served.is_fair(run.queue) and not run.is_interrupted
 
     def _simple(
         self, documents: Sequence[dict[str, Any]], run_ids: Mapping[str, str], attempt: Attempt

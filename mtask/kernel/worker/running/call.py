@@ -43,11 +43,8 @@ class Called:
     lost: str | None = None
 
 
-class Isolation(Protocol):
-    """The executors: processes in which some handlers run."""
-
-    def isolates(self, handler: Handler) -> bool:
-        """Whether this handler runs in an executor."""
+class Execution(Protocol):
+    """Where some handlers run instead of the worker's process."""
 
     async def call(self, run: HeldRun, called: Called) -> None:
         """Run the handler. Store what came of it in `called`."""
@@ -73,11 +70,17 @@ class Caller:
     """Calls handlers with their arguments and context."""
 
     def __init__(
-        self, surroundings: Surroundings, isolation: Isolation | None = None, keeper: object | None = None
+        self,
+        surroundings: Surroundings,
+        executions: Sequence[Callable[[Handler], Execution | None]] = (),
+        keeper: object | None = None,
     ) -> None:
-        """`isolation`: the executors, if some handlers run in them. `keeper` keeps the lines that handlers log."""
+        """`executions` tell of a handler where it runs, if not in this process. There the middleware runs, too.
+
+        `keeper` keeps the lines that handlers log.
+        """
         self._around = surroundings
-        self._isolation = isolation
+        self._executions = executions
         self._keeper = keeper
         self._threads = Threads("mtask-handler")
 
@@ -99,11 +102,11 @@ class Caller:
             )
             called.judged = ended(run, EndReason.LATE), 0
             return
-        isolation = self.isolation_of(run)
+        execution = self.execution_of(run)
         marks = run.marked()
         marks.keeper = self._keeper
-        if isolation is not None:
-            await self._call_isolated(isolation, run, called)
+        if execution is not None:
+            await self._call_elsewhere(execution, run, called)
             return
         # The asyncio task of the run has a context of its own. The threads of handlers get a copy.
         RUN.set(marks)
@@ -122,19 +125,21 @@ class Caller:
             await self._call(run, context, called)
         await entered.leave(called.returned, called.raised)
 
-    def isolation_of(self, run: HeldRun) -> Isolation | None:
-        """Return the executors if the handler of this run belongs there, else None."""
-        is_isolated = self._isolation is not None and self._isolation.isolates(run.handler)
-        return self._isolation if is_isolated else None
+    def execution_of(self, run: HeldRun) -> Execution | None:
+        """Return where the handler of this run belongs; None: in this process."""
+        for execution_of in self._executions:
+            if (found := execution_of(run.handler)) is not None:
+                return found
+        return None
 
-    async def _call_isolated(self, isolation: Isolation, run: HeldRun, called: Called) -> None:
+    async def _call_elsewhere(self, execution: Execution, run: HeldRun, called: Called) -> None:
         observe = self._around.isolated
         if observe is None:
-            await isolation.call(run, called)
+            await execution.call(run, called)
             return
         call = self._around.call(self._around.context(run))
         begun = watch((observe,), call)  # a tracer that fails disturbs no run
-        await isolation.call(run, called)
+        await execution.call(run, called)
         leave(begun, called.returned, called.raised)
 
     async def _call(self, run: HeldRun, context: Any, called: Called) -> None:

@@ -26,12 +26,11 @@ from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.part import Admission, Gate
+from mtask.kernel.worker.process.part import Admission, Gate, Hooks
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.kernel.worker.running.accept import Adoption, Attempt
 from mtask.kernel.worker.running.slots import Pace
-from mtask.parts.admission import Checks
 
 #: The shortest and the longest time limit of a claim that may meet a locked document, in seconds.
 _LEAST_WAIT, _MOST_WAIT = 0.3, 5.0
@@ -46,7 +45,6 @@ class Sender:
     def __init__(
         self,
         scope: Scope,
-        checks: Checks,
         quarantine: Quarantine,
         losses: Losses,
         gate: Gate | None,
@@ -54,12 +52,12 @@ class Sender:
         adoption: Adoption,
         recovery: Recovery,
         pace: Pace,
+        hooks: Hooks,
     ) -> None:
         self._scope = scope
         self._store = scope.store
         self._tempo = scope.tempo
         self._clock = scope.clock
-        self._checks = checks
         self._quarantine = quarantine
         self._losses = losses
         self._gate = gate
@@ -67,6 +65,7 @@ class Sender:
         self._adoption = adoption
         self._recovery = recovery
         self._pace = pace
+        self._hooks = hooks
         self._landings = Landings()
         #: The requests to the gate: those of the first tasks are made first.
         self._requests = Landings()
@@ -283,8 +282,8 @@ class Sender:
         token = fresh_token() if admission is None else admission.token + part
         attempt = Attempt(task_ids, token, monotonic(), admission)
         guard = [
-            self._checks.controls.guard(),
-            *self._checks.keys.guard(),
+            self._scope.served.guard(self._scope.validity.until),
+            *self._hooks.guard(),
             *(self._guard_of_free() if admission is None else admission.guard),
         ]
         are_simple = is_simple or (len(task_ids) > 1 and self._adoption.are_simple and not is_rescue)

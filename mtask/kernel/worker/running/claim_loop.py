@@ -18,7 +18,6 @@ from mtask.kernel.worker.process.time import wake_or_wait
 from mtask.kernel.worker.running.claim import Sender
 from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.slots import Slots
-from mtask.parts.admission import Checks
 
 MAX_GROUP = 400
 MAX_IN_FLIGHT = 4
@@ -34,7 +33,6 @@ class Claimer:
         self,
         scope: Scope,
         queue: PreemptionQueue,
-        checks: Checks,
         quarantine: Quarantine,
         gate: Gate | None,
         slots: Slots,
@@ -46,7 +44,8 @@ class Claimer:
         self._ledger = scope.ledger
         self._signals = scope.signals
         self._queue = queue
-        self._controls = checks.controls
+        self._served = scope.served
+        self._validity = scope.validity
         self._quarantine = quarantine
         self._gate = gate
         self._slots = slots
@@ -109,7 +108,7 @@ class Claimer:
 
     def _is_held_back(self) -> bool:
         """Whether nothing may be claimed now: too many outcomes are unwritten, or a pause may have gone unheard."""
-        return self._is_backed_up() or self._controls.is_out_of_touch()
+        return self._is_backed_up() or self._validity.is_over()
 
     def _is_helping_at_end(self, now: float) -> bool:
         """Whether the next task is another worker's, and this worker knows of no more tasks than those in its queue.
@@ -147,7 +146,7 @@ class Claimer:
             if before and not self._queue.is_rescue_next:  # a rescue waits for no other task
                 left = self._next_group.seconds_left(
                     now,
-                    is_shared=self._ranks.has_others(self._controls.names),
+                    is_shared=self._ranks.has_others(self._served.names),
                     room=room,
                     in_queue=len(self._queue),
                     queued_cnt=self._queue.queued_cnt,

@@ -74,7 +74,7 @@ class Runner:
         """Start the handler of a run that is already held."""
         self._ledger.running[run.run_id] = run
         self._empty.clear()
-        if self._caller.isolation_of(run) is None:
+        if self._caller.execution_of(run) is None:
             run.begins()  # an executor begins its run itself, as the run may wait for the executor
         run.loop = loop = self._loop
         run.asyncio_task = loop.create_task(self._live(run))  # the ledger keeps the run, and so the asyncio task
@@ -232,9 +232,9 @@ class Runner:
         task = run.asyncio_task
         if task is None or task.done() or run.is_finishing or run.succeeded_in_transaction:
             return
-        isolation = self._caller.isolation_of(run)
-        if isolation is not None:
-            isolation.end(run, reason)
+        execution = self._caller.execution_of(run)
+        if execution is not None:
+            execution.end(run, reason)
         elif run.handler.is_async or reason in SILENT or reason is EndReason.RUN_TIMEOUT:
             # The run does not wait for a sync handler that is out of time or has lost its lease.
             logger.info("run ended", extra=fields(task=run.task_id, run=run.run_id, reason=reason.value))

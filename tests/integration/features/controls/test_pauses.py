@@ -124,7 +124,7 @@ def test_a_pause_returns_when_what_was_under_way_has_landed(
             await until(lambda: under_way, message="under way")
             pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
             try:
-                await until(lambda: worker.parts.controls.paused_names, message="heard of it")
+                await until(lambda: worker.parts.scope.served.paused_names, message="heard of it")
                 assert await told(bench) == []
             finally:
                 lands.set()
@@ -398,12 +398,12 @@ def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
 
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
-            controls = bench.worker.parts.controls
+            controls = bench.worker.parts.features.controls
             assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
             write(mongo, database_name, {"$set": {"limit.starts": 5}})
             await until(lambda: "its last readable version stays in force" in caplog.text, message="it was read")
             await until(lambda: not controls.keeps, message="taken up")
-            assert (list(controls.paused_queues), list(controls.limits)) == (["mail"], ["mail"])
+            assert (list(controls.served.paused_queues), list(controls.limits)) == (["mail"], ["mail"])
             await bench.client.publish("send", key="1", queue="mail")
             await bench.client.publish("other", key="1")
             await bench.status("other:1", "SUCCESS")

@@ -10,7 +10,6 @@ import pytest
 from mtask import App, Client, Context, Flow, Next
 from mtask.errors import DatabaseUnavailable
 from mtask.features.flows import publish
-from mtask.features.flows.worker import FlowPart
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
@@ -153,19 +152,14 @@ def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(
         async with working(mongo_uri, database_name, mongo, make_app(), queues=["default", "a"]) as bench:
             parts = bench.worker.parts
             parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
-            (flows,) = (part for part in parts.scans._parts if isinstance(part, FlowPart))
-            upkeep = flows.upkeep
-
-            async def nothing(count: int, *, is_full: bool) -> None: ...
-
-            flows.upkeep = nothing  # type: ignore[method-assign]
+            upkeeps, parts.scans._upkeeps = parts.scans._upkeeps, ()
             await bench.client.keep("a", success=0)
             await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success_ms=0)
             await bench.status("first:k", "SUCCESS")
             assert "expire_time" not in the(bench, "first:k")
             assert await bench.client.purge(name="first") == 0
             await bench.client.keep("a")
-            flows.upkeep = upkeep  # type: ignore[method-assign]
+            parts.scans._upkeeps = upkeeps
             await until(lambda: bench.tasks.find_one({"_id": "second:@first:k/next-1"}), message="published by a scan")
             await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="crossed off")
             gone = bench.tasks.find_one({"_id": "first:k"})

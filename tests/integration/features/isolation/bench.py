@@ -27,7 +27,7 @@ class Isolated:
     @property
     def executors(self) -> Executors:
         """The worker's executors."""
-        found = self.bench.worker.parts.executors
+        found = self.bench.worker.parts.features.executors
         assert found is not None
         return found
 

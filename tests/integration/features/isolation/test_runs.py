@@ -13,8 +13,8 @@ from bson import Decimal128, Int64, ObjectId, Regex
 
 from mtask.errors import InvalidInput
 from mtask.features.isolation.options import ExecutorOptions
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from tests.integration.features.isolation import isolated
 from tests.integration.features.isolation.bench import isolating
 from tests.integration.kernel.worker.hostile import ENDS

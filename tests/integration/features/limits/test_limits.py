@@ -491,7 +491,7 @@ def test_an_unlimited_queue_beside_a_crowded_one_is_served(
 
 def asked(bench: Bench) -> list[list[str]]:
     """Record the tasks for which the worker asks for permits from now on."""
-    limits, groups = bench.worker.parts.limits, list[list[str]]()
+    limits, groups = bench.worker.parts.features.limits, list[list[str]]()
     admit = limits.admit
 
     async def recorded(tasks: Sequence[StoredTask], *given: Any) -> Admitted:
@@ -515,7 +515,7 @@ def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_fi
             await until(lambda: gauge.running["all"] == 1, message="one runs")
             specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
             await bench.client.publish_many(specs)
-            limits = bench.worker.parts.limits
+            limits = bench.worker.parts.features.limits
             await until(lambda: len(list(limits.windows.entries())) >= 118, message="all wait")
             groups = asked(bench)
             await until(lambda: len(groups) >= 2, message="some have asked")
@@ -544,7 +544,7 @@ def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
             await publish(bench, 6, limit_key="k")
-            limits = bench.worker.parts.limits
+            limits = bench.worker.parts.features.limits
             asked_in_vain = [partial(_was_refused, limits, key, count) for count in range(1, 5)]
             for condition in asked_in_vain:
                 await until(condition, message="asked in vain")
@@ -571,7 +571,7 @@ def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not
             with bench.backed_up():
                 await publish(bench, 1, prefix="next ", limit_key="second")
                 waiting = StoredTask.model_validate(bench.tasks.find_one({"key": "next 0"}))
-                limits = bench.worker.parts.limits
+                limits = bench.worker.parts.features.limits
                 refused: list[StoredTask] = []
                 now = bench.worker.parts.scope.clock.now()
                 admitted = await limits.admit([waiting], "token", now, lambda tasks, _: refused.extend(tasks))
@@ -596,7 +596,7 @@ def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
             with bench.backed_up():
                 await publish(bench, 1, prefix="next ")
                 waiting = StoredTask.model_validate(bench.tasks.find_one({"key": "next 0"}))
-                limits, clock = bench.worker.parts.limits, bench.worker.parts.scope.clock
+                limits, clock = bench.worker.parts.features.limits, bench.worker.parts.scope.clock
                 store = bench.worker.parts.scope.store
                 run = store.run
 
@@ -616,7 +616,7 @@ def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
 async def no_polls(monkeypatch: pytest.MonkeyPatch, *benches: Bench) -> None:
     """Have the workers ask the full pool only when they hear of a permit."""
     monkeypatch.setattr(limits_module, "_POLL", 3_600.0)
-    pools = [bench.worker.parts.limits.pools for bench in benches]
+    pools = [bench.worker.parts.features.limits.pools for bench in benches]
     await until(lambda: all(each.retry_at(QUEUE) > monotonic() + 60 for each in pools), message="polled once more")
 
 
@@ -666,7 +666,7 @@ def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_other_i
             await publish(one, 1, prefix="next ")
             await until(lambda: set(listed_in(mongo, database_name)) == {"w1", "w2"}, message="listed")
             await no_polls(monkeypatch, one, two)
-            monkeypatch.setattr(benches[holder].worker.parts.limits, "_let_ask", lambda counts: None)
+            monkeypatch.setattr(benches[holder].worker.parts.features.limits, "_let_ask", lambda counts: None)
             gauge.gate.set()
             await one.status("work:next 0", "SUCCESS")
             assert one.state("work:next 0")["worker_states"][0]["worker_id"] != holder

@@ -42,7 +42,7 @@ def root_takes_info() -> Iterator[None]:
 
 
 def keeper_of(bench: Bench) -> LogKeeper:
-    keeper = bench.worker.parts.keeper
+    keeper = bench.worker.parts.features.keeper
     assert keeper is not None
     return keeper
 

@@ -68,7 +68,9 @@ def outcomes(tally: Tally) -> dict[str, dict[str, int]]:
 
 
 def stored(bench: Bench, tally_id: str | None = None) -> Tally:
-    found = bench.mongo[bench.database]["metrics"].find_one({"_id": tally_id or bench.worker.parts.recorder.tally_id})
+    found = bench.mongo[bench.database]["metrics"].find_one(
+        {"_id": tally_id or bench.worker.parts.features.recorder.tally_id}
+    )
     assert found is not None
     return tally_of(found)
 
@@ -112,7 +114,7 @@ def test_each_run_of_a_known_load_counts_once_with_its_outcome(
             assert late.seconds >= 0.05
             ran = Counter(run["status"] for found in bench.tasks.find() for run in found["task_state"]["worker_states"])
             assert ran == {"SUCCESS": 10, "FAIL": 4, "CANCELED": 2}, "the documents say the same"
-            await bench.worker.parts.recorder.write()
+            await bench.worker.parts.features.recorder.write()
             assert stored(bench).document() == tally.document()
             assert (tally.leases_lapsed, tally.lateness.count) == (0, 0)
 
@@ -200,15 +202,15 @@ def test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_changed(
         async with working(mongo_uri, database_name, mongo, app) as bench:
             parts = bench.worker.parts
             collection = mongo[database_name]["metrics"]
-            await parts.recorder.write()
-            assert (parts.recorder.write_cnt, collection.count_documents({})) == (0, 0)
+            await parts.features.recorder.write()
+            assert (parts.features.recorder.write_cnt, collection.count_documents({})) == (0, 0)
             for number in range(30):
                 await bench.client.publish("quick", key=str(number))
             await settled(bench, 30)
-            assert parts.recorder.write_cnt == 0
-            await parts.recorder.write()
-            await parts.recorder.write()
-            assert parts.recorder.write_cnt == 1
+            assert parts.features.recorder.write_cnt == 0
+            await parts.features.recorder.write()
+            await parts.features.recorder.write()
+            assert parts.features.recorder.write_cnt == 1
             found = collection.find_one()
             assert found is not None
             assert (found["recent_runs"], found["worker_id"], found["recent_seconds"] > 0) == (30, "w1", True)
@@ -217,7 +219,7 @@ def test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_changed(
         # The stop has written what was left.
         found = collection.find_one()
         assert found is not None
-        assert (tally_of(found).run_cnt, found["recent_runs"], parts.recorder.write_cnt) == (31, 1, 2)
+        assert (tally_of(found).run_cnt, found["recent_runs"], parts.features.recorder.write_cnt) == (31, 1, 2)
 
     asyncio.run(scenario())
 
@@ -230,7 +232,7 @@ def test_a_loop_writes_at_its_interval(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             await bench.client.publish("quick", key="k")
-            await until(lambda: bench.worker.parts.recorder.write_cnt == 1, message="written")
+            await until(lambda: bench.worker.parts.features.recorder.write_cnt == 1, message="written")
 
     asyncio.run(scenario())
 
@@ -247,21 +249,21 @@ def test_a_worker_that_was_folded_alive_goes_on_in_another_tally(
             for number in range(40):
                 await bench.client.publish("quick", key=str(number))
             await settled(bench, 40)
-            await parts.recorder.write()
-            former = parts.recorder.tally_id
+            await parts.features.recorder.write()
+            former = parts.features.recorder.tally_id
             # This one is stored, though the worker does not know it.
             await bench.client.publish("quick", key="unknown")
             await settled(bench, 41)
-            known = (parts.recorder._stored_revision, parts.recorder._stored)
-            await parts.recorder.write()
-            parts.recorder._stored_revision, parts.recorder._stored = known
+            known = (parts.features.recorder._stored_revision, parts.features.recorder._stored)
+            await parts.features.recorder.write()
+            parts.features.recorder._stored_revision, parts.features.recorder._stored = known
             bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "stopped"}})
             assert store.run(tallies.fold()) == 1
             bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "running"}})
             await bench.client.publish("quick", key="after")
             await settled(bench, 42)
-            await parts.recorder.write()
-            assert parts.recorder.tally_id == f"{former}-2"
+            await parts.features.recorder.write()
+            assert parts.features.recorder.tally_id == f"{former}-2"
             assert outcomes(stored(bench)) == {"quick": {"SUCCESS": 1}}
             assert (stored(bench, former).run_cnt, stored(bench, TOTALS_ID).run_cnt) == (41, 41)
             metrics = await bench.client.metrics()
@@ -278,15 +280,15 @@ def test_a_database_that_refuses_metrics_hinders_no_task(
     async def scenario() -> None:
         async with working(mongo_uri, database_name, mongo, app) as bench:
             parts = bench.worker.parts
-            refused = between(parts.recorder, "record", before=_refuse)
+            refused = between(parts.features.recorder, "record", before=_refuse)
             await bench.client.publish("quick", key="k")
             await settled(bench, 1)
             for _ in range(3):
-                await parts.recorder.write()
+                await parts.features.recorder.write()
             assert refused.seen_cnt == 3
             assert caplog.text.count("metrics not stored") == 1, "one line, not one in ten seconds"
-            parts.recorder._store = parts.scope.store
-            await parts.recorder.write()
+            parts.features.recorder._store = parts.scope.store
+            await parts.features.recorder.write()
             assert stored(bench).run_cnt == 1
 
     asyncio.run(scenario())

@@ -58,11 +58,11 @@ def test_run_that_cannot_be_started_keeps_no_place(
             await asyncio.to_thread(client.publish, "work", {}, key="without a handler")
             state = await bench.status("work:without a handler", "FAIL")
             assert "cannot be run here" in state["worker_states"][0]["fail_reason"]
-            await until(lambda: not bench.worker.parts.limits._held, message="its place is let go")
+            await until(lambda: not bench.worker.parts.features.limits._held, message="its place is let go")
             known.update(handlers)
             await asyncio.to_thread(client.publish, "work", {}, key="next")
             await bench.status("work:next", "SUCCESS")
-            await until(lambda: not bench.worker.parts.limits._held, message="and this one's")
+            await until(lambda: not bench.worker.parts.features.limits._held, message="and this one's")
 
     asyncio.run(scenario())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -242,9 +243,9 @@ _STEPS = [
     "lookups._take_found",
     "lookups._look_up_due",
     "claimer._launch",
-    "limits._reclaim_dead",
-    "retention._remove_surplus",
-    "controls.refresh",
+    "features.limits._reclaim_dead",
+    "features.retention._remove_surplus",
+    "features.controls.refresh",
 ]
 
 
@@ -254,9 +255,9 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None]) -> None:
             await outlive(bench, step)
 
     async def outlive(bench: Bench, step: str) -> None:
-        part, name = step.split(".")
+        part, _, name = step.rpartition(".")
         raised: list[str] = []
-        owner: Any = getattr(bench.worker.parts, part)
+        owner: Any = attrgetter(part)(bench.worker.parts)
         real, take = getattr(owner, name), bench.worker.parts.stream._take
 
         def failing(*arguments: Any, **options: Any) -> Any:
@@ -272,9 +273,9 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None]) -> None:
             insert(bench, good(number), changed(f"bad-{number}", task_state__status=7))
             bench.worker.parts.scans.ask_full()
             for loop in (
-                bench.worker.parts.limits,
-                bench.worker.parts.retention,
-                bench.worker.parts.controls,
+                bench.worker.parts.features.limits,
+                bench.worker.parts.features.retention,
+                bench.worker.parts.features.controls,
             ):
                 loop._wake.set()
             bench.worker.parts.questions.wake.set()
@@ -346,9 +347,9 @@ def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read
 def test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely(serve: Callable[..., None]) -> None:
     async def scenario(bench: Bench) -> None:
         worker: Any = bench.worker
-        guard = worker.parts.controls.guard
-        worker.parts.controls.guard = lambda: {
-            **guard(),
+        guard = worker.parts.scope.served.guard
+        worker.parts.scope.served.guard = lambda valid_until: {
+            **guard(valid_until),
             "key": {"$ne": "never"},
         }  # the server sees what the rules do not
         insert(bench, good("never"))
@@ -522,7 +523,7 @@ def test_control_with_a_number_beyond_64_bits_stops_no_heartbeat(serve: Callable
         controls = bench.mongo[bench.database]["controls"]
         controls.update_one({}, {"$set": {"revision": 1e19}}, bypass_document_validation=True)
         controls.update_one({}, {"$set": {"limit.concurrency": 4}}, bypass_document_validation=True)
-        await until(lambda: "queue:default" in str(bench.worker.parts.controls._good), message="read")
+        await until(lambda: "queue:default" in str(bench.worker.parts.features.controls._good), message="read")
 
         def beat() -> datetime:
             found = bench.registry.find_one({"_id": "w1"})

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from mtask import App, Client, Context, Fail, Flow
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.kernel.worker.process.worker import Worker
+from mtask.parts.assembly import Worker
+from mtask.parts.worker import WorkerOptions
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, serving
 from tests.mongo import PATIENCE

@@ -38,21 +38,22 @@ class Worker:
         store: Any = Nothing()
         self.store: Nothing = store
         clock = ServerClock(NOON, 0.0, 0.0)
-        self.controls = Controls(Scope(store, "w1", ["mail"], ["send"], clock, Tempo(0.001), Vitals(10)))
+        scope = Scope(store, "w1", ["mail"], ["send"], clock, Tempo(0.001), Vitals(10))
+        self.controls, self.validity = Controls(scope), scope.validity
         self.beat(0)
 
     def beat(self, seconds: float, *, was_silent: bool = False) -> None:
-        self.controls.heard(at(seconds + 10), at=at(seconds), was_silent=was_silent)
+        self.validity.heard(at(seconds + 10), at=at(seconds), was_silent=was_silent)
 
     def read(self) -> None:
         asyncio.run(self.controls.refresh())
 
     def is_valid_until(self, seconds: float) -> bool:
-        return self.controls.validity() == [in_time(at(seconds))]
+        return self.validity.guard() == [in_time(at(seconds))]
 
     @property
     def is_valid(self) -> bool:
-        return self.controls.validity() != [in_time(datetime(2000, 1, 1, tzinfo=UTC))]
+        return self.validity.guard() != [in_time(datetime(2000, 1, 1, tzinfo=UTC))]
 
 
 def test_heartbeats_in_time_move_it_on() -> None:
@@ -101,7 +102,7 @@ def test_read_that_was_begun_before_a_silence_ends_none() -> None:
 
 def test_after_its_place_was_gone_the_first_heartbeat_ends_a_silence() -> None:
     worker = Worker()
-    worker.controls.registration_lost()
+    worker.validity.lost()
     worker.beat(5)  # registered anew, and the reply was lost
     assert not worker.is_valid
     worker.read()

@@ -22,12 +22,10 @@ from mtask.errors import DecryptionFailed, EncryptionError, InvalidInput, Invali
 from mtask.features.callbacks.allowed import CallbackOptions
 from mtask.features.encryption.cipher import canonical, parsed
 from mtask.features.encryption.settings import key_names, name_of_key, read_encryption, read_key_file, tenant_of
-from mtask.features.encryption.worker import given_to
 from mtask.kernel.document.parts import Sealed, is_sealed
 from mtask.kernel.driver.codec import Codec, Unreadable
 from mtask.kernel.driver.extended_json import extended_exactly
-from mtask.kernel.worker.process.options import WorkerOptions
-from mtask.parts.worker import extended
+from mtask.parts.worker import WorkerOptions, extended
 
 KEY = b"k" * 96
 LOCAL: dict[str, Any] = {"local": {"key": KEY}}
@@ -139,17 +137,11 @@ def test_sealed_value_is_a_text_to_show_and_an_error_to_use() -> None:
 def test_worker_gets_the_keys_of_its_app_unless_it_has_its_own_also_if_it_delivers_callbacks() -> None:
     of_app, own = Encryption(LOCAL), Encryption(LOCAL, key_vault="own.keys")
     callbacks = CallbackOptions([])
-    cases: list[tuple[list[object], Encryption]] = [
-        ([], of_app),
-        ([callbacks], of_app),
-        ([own], own),
-        ([callbacks, own], own),
-    ]
-    for features, wanted in cases:
-        _, options = extended(App(encryption=of_app), WorkerOptions("mongodb://host", "mtask", features=features))
-        assert given_to(options) is wanted
-    _, options = extended(App(), WorkerOptions("mongodb://host", "mtask"))
-    assert given_to(options) is None
+    for features in ([], [callbacks]):
+        for keys, wanted in ((None, of_app), (own, own)):
+            options = WorkerOptions("mongodb://host", "mtask", features=features, encryption=keys)
+            assert extended(App(encryption=of_app), options)[1].encryption is wanted
+    assert extended(App(), WorkerOptions("mongodb://host", "mtask"))[1].encryption is None
 
 
 def test_plain_codec_leaves_encrypted_tasks_to_other_workers() -> None:

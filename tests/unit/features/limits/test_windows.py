@@ -38,6 +38,10 @@ class _Controls:
     tenant_limits: Mapping[str, Limit] = field(default_factory=dict)
     fair: Collection[str] = ()
 
+    @property
+    def served(self) -> _Controls:
+        return self
+
     def is_fair(self, queue: str | None) -> bool:
         return queue in self.fair
 

@@ -144,8 +144,8 @@ def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
             ledger.claimed("noop:claimed-long-ago", sent - 1)
             ledger.claimed("noop:claimed", sent + 1)
             ledger._heard["noop:heard"] = sent + 1
-            parts.controls.paused_names = frozenset({"stopped"})
-            parts.controls.paused_tenants = frozenset({"paused"})
+            parts.scope.served.paused_names = frozenset({"stopped"})
+            parts.scope.served.paused_tenants = frozenset({"paused"})
 
             def alone(documents: list[Document]) -> None:
                 for document in documents:

@@ -14,7 +14,7 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.state import Scope, Vitals
 from mtask.kernel.worker.process.time import Tempo
 from mtask.kernel.worker.running.finisher import Finisher
-from mtask.parts.worker import successes
+from mtask.parts.outcomes import successes
 
 _MANY = 500
 Ended = Literal[RunStatus.SUCCESS, RunStatus.FAIL, RunStatus.CANCELED]
