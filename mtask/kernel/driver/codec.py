@@ -60,6 +60,10 @@ def params_of(task: Task) -> list[Any]:
     return calls if isinstance(calls, list) else [task.params]
 
 
+def _is_closed(task: Task) -> bool:
+    return task.sealed is not None or any(isinstance(each, Sealed) for each in params_of(task))
+
+
 class Codec:
     """Stores values as they are."""
 
@@ -142,11 +146,7 @@ class Codec:
 
         Return what is wrong with each: None, Unreadable, or the reason why nobody must believe what it holds.
         """
-        return done([self._opened(task) for task in tasks])
-
-    def _opened(self, task: StoredTask) -> Exception | None:
-        is_closed = task.sealed is not None or any(isinstance(each, Sealed) for each in params_of(task))
-        return self.unreadable(task, NO_KEYS) if is_closed else None
+        return done([self.unreadable(task, NO_KEYS) if _is_closed(task) else None for task in tasks])
 
     def unreadable(self, task: StoredTask, why: str) -> Unreadable:
         """Return the error of a claimed task that cannot be decoded here, and tell who listens."""
