@@ -79,7 +79,8 @@ STARTS = {
             "mtask.features.encryption.cipher",
             "mtask.features.flows.settle",
             "mtask.kernel.worker",
-            "mtask.parts",
+            "mtask.parts.relays",
+            "mtask.parts.worker",
         },
     ),
     "mtask find": (
