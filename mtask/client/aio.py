@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from mtask.arguments import pointers as pointing
 from mtask.arguments import publish as publication
+from mtask.arguments.criteria import CountCriteria, FindCriteria, PageCriteria, TaskCriteria
+from mtask.arguments.criteria import checked as checked_criteria
 from mtask.arguments.publish import UNCHANGED, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_aio import AsyncConnection
@@ -267,44 +269,29 @@ class AsyncClient(AsyncConnection):
     async def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: None = None,
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> list[Task]: ...
 
     @overload
     async def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: Sequence[str],
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> list[TaskFields]: ...
 
     async def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> Any:
         """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0.
 
@@ -316,74 +303,44 @@ class AsyncClient(AsyncConnection):
         such as "params.user_id". The result is then a list of TaskFields. Raises InvalidInput, and TaskNotFound if
         there is no task under the id in `after`.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
+        wanted = self._wanted(FindCriteria, criteria)
         if fields is None:
-            return await self._run(requests.find(criteria, limit, after, self._tenant))
-        return await self._run(requests.find_fields(criteria, limit, fields, after, self._tenant))
+            return await self._run(requests.find(wanted, limit, after, self._tenant))
+        return await self._run(requests.find_fields(wanted, limit, fields, after, self._tenant))
 
     @overload
     async def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         fields: None = None,
         limit: int = 100,
         cursor: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> TaskPage[Task]: ...
 
     @overload
     async def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         fields: Sequence[str],
         limit: int = 100,
         cursor: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> TaskPage[TaskFields]: ...
 
     async def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> Any:
         """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
 
@@ -397,72 +354,20 @@ class AsyncClient(AsyncConnection):
         tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
         on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return await self._run(pages.page(criteria, since, until, limit, cursor, fields))
+        wanted = self._wanted(PageCriteria, criteria)
+        return await self._run(pages.page(wanted, since, until, limit, cursor, fields))
 
-    async def count(
-        self,
-        *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-    ) -> int:
+    async def count(self, **criteria: Unpack[CountCriteria]) -> int:
         """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=None,
-            worker_id=None,
-            lookup=lookup,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return await self._run(requests.count(criteria))
+        return await self._run(requests.count(self._wanted(CountCriteria, criteria)))
 
-    async def count_up_to(
-        self,
-        *,
-        most: int = counting.MOST,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
-    ) -> Count:
+    async def count_up_to(self, *, most: int = counting.MOST, **criteria: Unpack[PageCriteria]) -> Count:
         """Count the tasks that match, at most `most`, and say whether there may be more.
 
         Where no index meets the criteria, at most 2,000 tasks are examined. The criteria mean the same as in
         `find_page`. Raises InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return await self._run(pages.count_up_to(criteria, most))
+        return await self._run(pages.count_up_to(self._wanted(PageCriteria, criteria), most))
 
     async def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
@@ -625,12 +530,10 @@ class AsyncClient(AsyncConnection):
     async def purge(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
         older_than: timedelta | float | None = None,
         limit: int = 0,
         dry_run: bool = False,
+        **criteria: Unpack[TaskCriteria],
     ) -> int:
         """Remove finished tasks, at most `limit` (0: all); return their number. With `dry_run`, only count them.
 
@@ -639,7 +542,7 @@ class AsyncClient(AsyncConnection):
         created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
         database. Raises InvalidInput.
         """
-        purging = purging_requests.prepare(status, name, queue, older_than, limit, self._tenant)
+        purging = purging_requests.prepare(criteria, older_than, limit, self._tenant)
         if dry_run:
             return await self._run(purging.count())
         log = self._actions
@@ -659,15 +562,8 @@ class AsyncClient(AsyncConnection):
         self,
         action: str,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         within: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> BulkPlan:
         """Plan to "cancel", "retry" or "remove" all tasks that match; return their number and a plan for `run_bulk`.
 
@@ -677,18 +573,9 @@ class AsyncClient(AsyncConnection):
         `within` restricts the change to keys with this beginning; running the plan takes the same `within`. Raises
         InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-        )
         restricted = bulk_requests.within_of(self._tenant, within)
-        return await self._run(bulk_requests.plan(action, criteria, restricted, self._owner))
+        wanted = checked_criteria(PageCriteria, criteria)
+        return await self._run(bulk_requests.plan(action, wanted, restricted, self._owner))
 
     async def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
         """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
@@ -1094,6 +981,9 @@ class AsyncClient(AsyncConnection):
     async def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
         """Run an operation, and write it down in the action log."""
         return await self._run(self._actions.around(intent, target, operation, detail))
+
+    def _wanted(self, declared: type, criteria: Mapping[str, Any]) -> dict[str, Any]:
+        return checked_criteria(declared, criteria, self._tenant, self._owner)
 
     def _key(self, key: str) -> str:
         return stored_key(self._tenant, key)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from mtask.arguments import pointers as pointing
 from mtask.arguments import publish as publication
+from mtask.arguments.criteria import CountCriteria, FindCriteria, PageCriteria, TaskCriteria
+from mtask.arguments.criteria import checked as checked_criteria
 from mtask.arguments.publish import UNCHANGED, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_sync import SyncConnection
@@ -268,44 +270,29 @@ class Client(SyncConnection):
     def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: None = None,
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> list[Task]: ...
 
     @overload
     def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: Sequence[str],
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> list[TaskFields]: ...
 
     def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> Any:
         """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0.
 
@@ -317,74 +304,44 @@ class Client(SyncConnection):
         such as "params.user_id". The result is then a list of TaskFields. Raises InvalidInput, and TaskNotFound if
         there is no task under the id in `after`.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
+        wanted = self._wanted(FindCriteria, criteria)
         if fields is None:
-            return self._run(requests.find(criteria, limit, after, self._tenant))
-        return self._run(requests.find_fields(criteria, limit, fields, after, self._tenant))
+            return self._run(requests.find(wanted, limit, after, self._tenant))
+        return self._run(requests.find_fields(wanted, limit, fields, after, self._tenant))
 
     @overload
     def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         fields: None = None,
         limit: int = 100,
         cursor: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> TaskPage[Task]: ...
 
     @overload
     def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         fields: Sequence[str],
         limit: int = 100,
         cursor: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> TaskPage[TaskFields]: ...
 
     def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> Any:
         """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
 
@@ -398,72 +355,20 @@ class Client(SyncConnection):
         tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
         on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return self._run(pages.page(criteria, since, until, limit, cursor, fields))
+        wanted = self._wanted(PageCriteria, criteria)
+        return self._run(pages.page(wanted, since, until, limit, cursor, fields))
 
-    def count(
-        self,
-        *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-    ) -> int:
+    def count(self, **criteria: Unpack[CountCriteria]) -> int:
         """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=None,
-            worker_id=None,
-            lookup=lookup,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return self._run(requests.count(criteria))
+        return self._run(requests.count(self._wanted(CountCriteria, criteria)))
 
-    def count_up_to(
-        self,
-        *,
-        most: int = counting.MOST,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
-    ) -> Count:
+    def count_up_to(self, *, most: int = counting.MOST, **criteria: Unpack[PageCriteria]) -> Count:
         """Count the tasks that match, at most `most`, and say whether there may be more.
 
         Where no index meets the criteria, at most 2,000 tasks are examined. The criteria mean the same as in
         `find_page`. Raises InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return self._run(pages.count_up_to(criteria, most))
+        return self._run(pages.count_up_to(self._wanted(PageCriteria, criteria), most))
 
     def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
@@ -626,12 +531,10 @@ class Client(SyncConnection):
     def purge(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
         older_than: timedelta | float | None = None,
         limit: int = 0,
         dry_run: bool = False,
+        **criteria: Unpack[TaskCriteria],
     ) -> int:
         """Remove finished tasks, at most `limit` (0: all); return their number. With `dry_run`, only count them.
 
@@ -640,7 +543,7 @@ class Client(SyncConnection):
         created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
         database. Raises InvalidInput.
         """
-        purging = purging_requests.prepare(status, name, queue, older_than, limit, self._tenant)
+        purging = purging_requests.prepare(criteria, older_than, limit, self._tenant)
         if dry_run:
             return self._run(purging.count())
         log = self._actions
@@ -660,15 +563,8 @@ class Client(SyncConnection):
         self,
         action: str,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         within: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> BulkPlan:
         """Plan to "cancel", "retry" or "remove" all tasks that match; return their number and a plan for `run_bulk`.
 
@@ -678,18 +574,9 @@ class Client(SyncConnection):
         `within` restricts the change to keys with this beginning; running the plan takes the same `within`. Raises
         InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-        )
         restricted = bulk_requests.within_of(self._tenant, within)
-        return self._run(bulk_requests.plan(action, criteria, restricted, self._owner))
+        wanted = checked_criteria(PageCriteria, criteria)
+        return self._run(bulk_requests.plan(action, wanted, restricted, self._owner))
 
     def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
         """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
@@ -1095,6 +982,9 @@ class Client(SyncConnection):
     def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
         """Run an operation, and write it down in the action log."""
         return self._run(self._actions.around(intent, target, operation, detail))
+
+    def _wanted(self, declared: type, criteria: Mapping[str, Any]) -> dict[str, Any]:
+        return checked_criteria(declared, criteria, self._tenant, self._owner)
 
     def _key(self, key: str) -> str:
         return stored_key(self._tenant, key)

@@ -1,0 +1,20 @@
+"""What a declared argument says of itself, beside its name and its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """Stands in `Annotated[..., Says(...)]`, where an argument is declared once for clients, commands and requests.
+
+    `flag`: the flag of the command line, or several with spaces between; None: made from the name; "": none.
+    """
+
+    help: str
+    metavar: str | None = None
+    flag: str | None = None
+    panel: str | None = None
+    default: Any = None
