@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,3 +19,10 @@ class Says:
     flag: str | None = None
     panel: str | None = None
     default: Any = None
+
+
+def check_names(declared: Any, given: Collection[str]) -> None:
+    """Raise TypeError for a name that the TypedDict does not declare, as Python does for one that no signature has."""
+    for name in given:
+        if name not in declared.__annotations__:
+            raise TypeError(f"unexpected keyword argument {name!r}: use {', '.join(declared.__annotations__)}")

@@ -10,8 +10,9 @@ from mtask.kernel.document.identity import check_key, check_name, is_text, prefi
 from mtask.kernel.document.lookup import Lookup, values_by_name
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.bson import is_scalar
-from mtask.says import Says
+from mtask.says import Says, check_names
 
+LOOKUP = Says("A value to find the task by: user_id=7. JSON or text; repeatable.", "NAME=VALUE")
 _TEXTS = ("status", "name", "queue", "key", "worker_id")
 #: The most parts of a path in a document.
 _MAX_PARTS = 100
@@ -39,10 +40,7 @@ class TaskCriteria(StatusCriteria, NameCriteria, total=False):
 class CountCriteria(TaskCriteria, total=False):
     """The criteria of `count`."""
 
-    lookup: Annotated[
-        Lookup | None,
-        Says("A value to find the task by: user_id=7. JSON or text; repeatable.", "NAME=VALUE"),
-    ]
+    lookup: Annotated[Lookup | None, LOOKUP]
 
 
 class FindCriteria(CountCriteria, total=False):
@@ -69,9 +67,7 @@ def checked(
     `declared` is one of the classes above. With a `tenant`, the keys are those that the tenant gave. With an `owner`,
     only its tasks match.
     """
-    for name in given:
-        if name not in declared.__annotations__:
-            raise TypeError(f"{name!r} is no criterion here: use {', '.join(declared.__annotations__)}")
+    check_names(declared, given)
     checked: dict[str, Any] = {}
     for field in _TEXTS:
         wanted = given.get(field)

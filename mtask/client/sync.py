@@ -12,7 +12,7 @@ from mtask.arguments import pointers as pointing
 from mtask.arguments import publish as publication
 from mtask.arguments.criteria import CountCriteria, FindCriteria, PageCriteria, TaskCriteria
 from mtask.arguments.criteria import checked as checked_criteria
-from mtask.arguments.publish import UNCHANGED, TaskSpec
+from mtask.arguments.publish import UNCHANGED, PublishArguments, PublishManyArguments, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_sync import SyncConnection
 from mtask.client.patience import CONFIRMATION, OVERDUE
@@ -22,6 +22,7 @@ from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
 from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
+from mtask.says import check_names
 
 if TYPE_CHECKING:
     from mtask.arguments.pointers import TaskPointer
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from mtask.features.audit_log.client import Action
     from mtask.features.bulk import client as bulk_requests
     from mtask.features.bulk.client import Bulk, BulkPlan
-    from mtask.features.callbacks.rules import CallbackRef
     from mtask.features.controls import client as control_requests
     from mtask.features.controls import purging as purging_requests
     from mtask.features.controls.rules import Control
@@ -62,12 +62,11 @@ if TYPE_CHECKING:
     from mtask.features.schedules import client as scheduling
     from mtask.features.schedules.client import ScheduleArguments, When
     from mtask.features.schedules.rules import Schedule
-    from mtask.kernel.document.lookup import Lookup
     from mtask.kernel.document.options import TaskOptions
     from mtask.kernel.document.task import Task, WorkerDocument
     from mtask.kernel.driver.operation import Operation, T
     from mtask.kernel.driver.types import SyncSession
-    from mtask.kernel.operations.publish import IfExists, IfRunning, Published
+    from mtask.kernel.operations.publish import IfExists, Published
     from mtask.search import by_queue, pages
     from mtask.search import counts as counting
     from mtask.search.by_queue import QueueCounts
@@ -123,25 +122,8 @@ class Client(SyncConnection):
         task: TaskRef,
         params: Any = None,
         *,
-        key: str | None = None,
-        queue: str | None = None,
-        start_time: datetime | None = None,
-        delay: timedelta | float | None = None,
-        lookup: Lookup | None = None,
-        callback: CallbackRef | None = None,
-        tenant: str | None = None,
-        if_exists: IfExists = "keep",
-        clean_failed: bool = False,
-        clean_success: bool = False,
-        not_update_running: bool = False,
-        debounce: timedelta | float | None = None,
-        max_wait: timedelta | float | None = None,
-        collect: bool = False,
-        if_running: IfRunning = "keep",
-        window: timedelta | float | None = None,
-        call_id: str | None = None,
         session: SyncSession | None = None,
-        **options: Unpack[TaskOptions],
+        **arguments: Unpack[PublishArguments],
     ) -> Published:
         """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
@@ -173,30 +155,7 @@ class Client(SyncConnection):
         Raises subclasses of InvalidInput and of DatabaseError, TaskExists, TaskRunning, GatherFull, GatherConflict and
         WorkersTooOld.
         """
-        spec = TaskSpec(
-            task,
-            params,
-            key=key,
-            queue=queue,
-            start_time=start_time,
-            delay=delay,
-            lookup=lookup,
-            callback=callback,
-            tenant=tenant,
-            **options,
-        )
-        policy = publication.policy(
-            if_exists,
-            clean_failed=clean_failed,
-            clean_success=clean_success,
-            not_update_running=not_update_running,
-            debounce=debounce,
-            max_wait=max_wait,
-            collect=collect,
-            if_running=if_running,
-            window=window,
-            call_id=call_id,
-        )
+        spec, policy = publication.published_by(task, params, arguments)
         is_in_session = session is not None
         request = requests.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return self._run(request, session)
@@ -205,32 +164,15 @@ class Client(SyncConnection):
         self,
         specs: Iterable[TaskSpec],
         *,
-        if_exists: IfExists = "keep",
-        clean_failed: bool = False,
-        clean_success: bool = False,
-        not_update_running: bool = False,
-        debounce: timedelta | float | None = None,
-        max_wait: timedelta | float | None = None,
-        collect: bool = False,
-        if_running: IfRunning = "keep",
-        window: timedelta | float | None = None,
         session: SyncSession | None = None,
+        **arguments: Unpack[PublishManyArguments],
     ) -> list[Published | TaskError]:
         """Publish many tasks; return their results in order. A result may be a TaskError, such as TaskExists.
 
         A wrong spec raises an error before any task is published. The arguments mean the same as in `publish`.
         """
-        policy = publication.policy(
-            if_exists,
-            clean_failed=clean_failed,
-            clean_success=clean_success,
-            not_update_running=not_update_running,
-            debounce=debounce,
-            max_wait=max_wait,
-            collect=collect,
-            if_running=if_running,
-            window=window,
-        )
+        check_names(PublishManyArguments, arguments)
+        policy = publication.policy(**arguments)
         is_in_session = session is not None
         request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return self._run(request, session)

@@ -108,7 +108,7 @@ def described() -> list[str]:
 def _described(title: str, value: Any) -> Iterator[str]:
     if typing.is_typeddict(value):
         yield f"{title}: keyword arguments"
-        yield from _indented(f"{name}: {_text(told)}" for name, told in value.__annotations__.items())
+        yield from _indented(f"{name}: {_type(told)}" for name, told in value.__annotations__.items())
     elif isinstance(value, type):
         yield f"{title}: {_kind(value)}"
         yield from _indented(_members(value))
@@ -201,8 +201,10 @@ def _declared(function: Callable[..., Any], parameter: inspect.Parameter) -> lis
     cls: Any = getattr(inspect.getmodule(function), named[1], None) if named else None
     if cls is None or cls in _REACHED:
         return []
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return [f"{name}: {_text(told)} = {_said(hints[name]).default!r}" for name, told in cls.__annotations__.items()]
+    hints, told = typing.get_type_hints(cls, include_extras=True), dict(cls.__annotations__)
+    options = [told.pop(name) for name in TaskOptions.__annotations__ if name in told]
+    named_ones = [f"{name}: {_type(text)} = {_said(hints[name]).default!r}" for name, text in told.items()]
+    return [*named_ones, *(["**options: Unpack[TaskOptions]"] if options else [])]
 
 
 def _said(hint: Any) -> Says:
@@ -240,9 +242,15 @@ def _text(annotation: Any) -> str:
     """Return an annotation as it stands in the source: what a version of Python makes of it is left out."""
     text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
     assert isinstance(text, str), f"{annotation!r}: its module lacks `from __future__ import annotations`"
+    return text
+
+
+def _type(annotation: Any) -> str:
+    """Return the type of a declared argument: what the argument says of itself is help."""
+    text = _text(annotation)
     parsed = ast.parse(text, mode="eval").body
-    # What an argument says of itself is help, and no part of its type.
-    if isinstance(parsed, ast.Subscript) and isinstance(parsed.slice, ast.Tuple) and "Says(" in text:
+    if isinstance(parsed, ast.Subscript) and ast.unparse(parsed.value) == "Annotated":
+        assert isinstance(parsed.slice, ast.Tuple)
         return ast.unparse(parsed.slice.elts[0])
     return text
 
