@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +26,8 @@ def check_names(declared: Any, given: Collection[str]) -> None:
     for name in given:
         if name not in declared.__annotations__:
             raise TypeError(f"unexpected keyword argument {name!r}: use {', '.join(declared.__annotations__)}")
+
+
+def hints_of(declared: Any) -> list[tuple[str, Any]]:
+    """Return the names and the annotated types of the arguments that a TypedDict declares."""
+    return list(get_type_hints(declared, include_extras=True).items())

@@ -12,7 +12,6 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.bson import is_scalar
 from mtask.says import Says, check_names
 
-LOOKUP = Says("A value to find the task by: user_id=7. JSON or text; repeatable.", "NAME=VALUE")
 _TEXTS = ("status", "name", "queue", "key", "worker_id")
 #: The most parts of a path in a document.
 _MAX_PARTS = 100
@@ -29,18 +28,24 @@ class StatusCriteria(TypedDict, total=False):
 class NameCriteria(TypedDict, total=False):
     """The criteria of what a worker serves."""
 
-    name: Annotated[str | Sequence[str] | None, Says("Name; repeatable.", "NAME", flag="--name -n")]
-    queue: Annotated[str | Sequence[str] | None, Says("Queue; repeatable.", "QUEUE")]
+    name: Annotated[str | Sequence[str] | None, Says("Only tasks of this name; repeatable.", "NAME", flag="--name -n")]
+    queue: Annotated[str | Sequence[str] | None, Says("Only tasks of this queue; repeatable.", "QUEUE")]
 
 
 class TaskCriteria(StatusCriteria, NameCriteria, total=False):
     """The criteria of `purge`."""
 
 
-class CountCriteria(TaskCriteria, total=False):
-    """The criteria of `count`."""
+class LookupCriteria(TypedDict, total=False):
+    """Values by which a task is found: a publish gives them, and a search names them."""
 
-    lookup: Annotated[Lookup | None, LOOKUP]
+    lookup: Annotated[
+        Lookup | None, Says("A value to find the task by: user_id=7. JSON or text; repeatable.", "NAME=VALUE")
+    ]
+
+
+class CountCriteria(TaskCriteria, LookupCriteria, total=False):
+    """The criteria of `count`."""
 
 
 class FindCriteria(CountCriteria, total=False):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
 
-from mtask.arguments.criteria import LOOKUP
+from mtask.arguments.criteria import LookupCriteria
 from mtask.errors import (
     MAX_DELAY,
     DocumentTooLarge,
@@ -75,10 +75,9 @@ class WorkArguments(TypedDict, total=False):
     callback: Annotated[CallbackRef | None, Says("Whom its end is told to.", flag="")]
 
 
-class TaskArguments(KeyArguments, WorkArguments, total=False):
+class TaskArguments(KeyArguments, WorkArguments, LookupCriteria, total=False):
     """What a task has beside its params and options."""
 
-    lookup: Annotated[Lookup | None, LOOKUP]
     tenant: Annotated[str | None, Says("Whose task it is.", flag="")]
 
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from mtask.arguments.criteria import FindCriteria, NameCriteria, PageCriteria
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
+from mtask.cli.options import command
 from mtask.cli.output import Column, clean, compact, lasting, listing, moment, relative, status_text, task_document
 from mtask.client.sync import Client
 from mtask.client.views import StatRow
@@ -39,36 +40,9 @@ def register(app: typer.Typer) -> None:
     command(app, "stats", panel=PANEL)(stats)
 
 
-def separated(texts: list[str]) -> list[str]:
-    """Return the values of a flag that was given several times, or with commas between the values."""
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
-
-
-def criteria(
-    status: list[str], name: list[str], queue: list[str], worker: list[str], lookup: list[str]
-) -> dict[str, Any]:
-    """Return the criteria that the flags of a search name, as the client takes them."""
-    return {
-        "status": [text.upper() for text in separated(status)] or None,
-        "name": separated(name) or None,
-        "queue": separated(queue) or None,
-        "worker_id": separated(worker) or None,
-        "lookup": values.lookup_from_pairs(lookup),
-    }
-
-
 def list_tasks(
     cli: Cli,
-    status: Annotated[
-        list[str],
-        typer.Option(
-            "--status", "-s", metavar="STATUS", help=f"{', '.join(TaskStatus)}; repeatable.", show_default=False
-        ),
-    ] = [],  # noqa: B006 typer reads it
-    name: NamesFlag = [],  # noqa: B006
-    queue: QueuesFlag = [],  # noqa: B006
-    worker: WorkersFlag = [],  # noqa: B006
-    lookup: LookupFlag = [],  # noqa: B006
+    criteria: PageCriteria,
     fields: Annotated[
         list[str],
         typer.Option(
@@ -77,9 +51,7 @@ def list_tasks(
             help="Read and print only these: returns, status, fail_reason, params.user_id, task_state.finish_time, ...",
             show_default=False,
         ),
-    ] = [],  # noqa: B006
-    key_prefix: KeyPrefixFlag = None,
-    param: ParamsFlag = [],  # noqa: B006
+    ] = [],  # noqa: B006 typer reads it
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Only from this time on, by the order of the list.")
     ] = None,
@@ -101,11 +73,9 @@ def list_tasks(
     RUNNING, the one that is due first. A flag that is given several times matches tasks with any of its values. An
     index finds tasks by --lookup. --after and --limit 0 list the newest first.
     """
-    asked = separated(fields)
-    wanted: dict[str, Any] = {**criteria(status, name, queue, worker, lookup), "fields": asked or None}
-    paged: dict[str, Any] = {
-        "key_prefix": key_prefix,
-        "params": values.lookup_from_pairs(param),
+    asked = values.separated(fields)
+    wanted: dict[str, Any] = {name: value for name, value in criteria.items() if name in FindCriteria.__annotations__}
+    paged: dict[str, Any] = {name: value for name, value in criteria.items() if name not in wanted} | {
         "since": None if since is None else values.instant(since, "since"),
         "until": None if before is None else values.instant(before, "before"),
         "cursor": cursor,
@@ -114,7 +84,7 @@ def list_tasks(
     page: TaskPage[Any]
     more = None
     if after is None and 0 < limit <= MAX_PAGE:
-        page = client.find_page(**wanted, **paged, limit=limit)
+        page = client.find_page(**wanted, **paged, fields=asked or None, limit=limit)
     elif any(value is not None for value in paged.values()):
         raise InvalidInput(
             "--cursor, --key-prefix, --param, --since and --before list pages: give no --after, and --limit 1 to "
@@ -122,7 +92,7 @@ def list_tasks(
             field="limit",
         )
     else:
-        found: list[Any] = client.find(**wanted, after=after, limit=limit + 1 if limit else 0)
+        found: list[Any] = client.find(**wanted, fields=asked or None, after=after, limit=limit + 1 if limit else 0)
         page = TaskPage(found[:limit] if limit else found, None)
         if limit and len(found) > limit:
             more = f"more: --after {shlex.quote(page.tasks[-1].id)}"
@@ -210,18 +180,9 @@ def _reason(task: Task) -> str:
     return (task.runs[-1].fail_reason if task.runs else task.task_state.reason) or ""
 
 
-def stats(
-    cli: Cli,
-    queue: Annotated[
-        list[str], typer.Option("--queue", metavar="QUEUE", help="Only these queues; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    name: Annotated[
-        list[str],
-        typer.Option("--name", "-n", metavar="NAME", help="Only these names; repeatable.", show_default=False),
-    ] = [],  # noqa: B006
-) -> None:
+def stats(cli: Cli, only: NameCriteria) -> None:
     """Count tasks by queue, name and status, and show how long the oldest task has waited."""
-    queues, names = separated(queue), separated(name)
+    queues, names = only.get("queue") or (), only.get("name") or ()
     client = cli.client(reads_only=True)
     rows = [
         found

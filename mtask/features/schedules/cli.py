@@ -10,14 +10,16 @@ from zoneinfo import ZoneInfo
 import typer
 from rich.text import Text
 
+from mtask.arguments.criteria import LookupCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import LookupFlag, callback, command
+from mtask.cli.options import callback, command
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.features.schedules.client import When
 from mtask.features.schedules.rules import Schedule
 from mtask.features.schedules.triggers import Cron
+from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.extended_json import extended
 
 PANEL = "Tasks"
@@ -42,7 +44,6 @@ def group(context: typer.Context) -> None:
 
 def add(
     cli: Cli,
-    options: dict[str, Any],
     schedule_id: _Id,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task to publish.", show_default=False)],
     params: Annotated[
@@ -114,7 +115,9 @@ def add(
     ] = "allow",
     paused: Annotated[bool, typer.Option("--paused", help="Add the schedule paused.")] = False,
     queue: Annotated[str | None, typer.Option("--queue", help="Queue of the tasks. Else 'default'.")] = None,
-    lookup: LookupFlag = [],  # noqa: B006 typer reads it
+    *,
+    options: TaskOptions,
+    lookup: LookupCriteria,
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
@@ -132,7 +135,7 @@ def add(
         "paused": paused or None,
         "queue": queue,
         "timezone": timezone,
-        "lookup": values.lookup_from_pairs(lookup),
+        **lookup,
     }
     if start_time is not None:
         given["start_time"] = values.instant(start_time, "start_time")
