@@ -75,10 +75,14 @@ class WorkArguments(TypedDict, total=False):
     callback: Annotated[CallbackRef | None, Says("Whom its end is told to.", flag="")]
 
 
-class TaskArguments(KeyArguments, WorkArguments, LookupCriteria, total=False):
-    """What a task has beside its params and options."""
+class OwnArguments(LookupCriteria, total=False):
+    """What a step of a flow does not have."""
 
     tenant: Annotated[str | None, Says("Whose task it is.", flag="")]
+
+
+class TaskArguments(KeyArguments, WorkArguments, OwnArguments, total=False):
+    """What a task has beside its params and options."""
 
 
 class SpecArguments(TaskArguments, TaskOptions, total=False):
