@@ -60,7 +60,8 @@ def _parameter(argument: str, name: str, told: Any, said: Says) -> inspect.Param
         rich_help_panel=said.panel,
         show_default=not several,
     )
-    kind, default = (bool, False) if is_switch else (list[str], ()) if several else (str | None, said.default)
+    text = int if isinstance(said.default, int) else str | None
+    kind, default = (bool, False) if is_switch else (list[str], ()) if several else (text, said.default)
     return keyword(f"{argument}_{name}", Annotated[kind, made], default)
 
 
@@ -81,7 +82,7 @@ def _read(declared: Any, given: dict[str, Any]) -> dict[str, Any]:
         return read_options(given)
     told = {name: hint.__origin__ for name, hint in hints_of(declared)}
     read = {name: _value(name, told[name], value) for name, value in given.items() if value is not None}
-    return {name: value for name, value in read.items() if value not in (None, False, [])}
+    return {name: value for name, value in read.items() if value is not None and value is not False and value != []}
 
 
 def _value(name: str, told: Any, given: Any) -> Any:

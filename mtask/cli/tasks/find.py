@@ -74,8 +74,9 @@ def list_tasks(
     index finds tasks by --lookup. --after and --limit 0 list the newest first.
     """
     asked = values.separated(fields)
-    wanted: dict[str, Any] = {name: value for name, value in criteria.items() if name in FindCriteria.__annotations__}
-    paged: dict[str, Any] = {name: value for name, value in criteria.items() if name not in wanted} | {
+    plain = {name: value for name, value in criteria.items() if name in FindCriteria.__annotations__}
+    wanted: dict[str, Any] = {**plain, "fields": asked or None}
+    paged: dict[str, Any] = {name: value for name, value in criteria.items() if name not in plain} | {
         "since": None if since is None else values.instant(since, "since"),
         "until": None if before is None else values.instant(before, "before"),
         "cursor": cursor,
@@ -84,7 +85,7 @@ def list_tasks(
     page: TaskPage[Any]
     more = None
     if after is None and 0 < limit <= MAX_PAGE:
-        page = client.find_page(**wanted, **paged, fields=asked or None, limit=limit)
+        page = client.find_page(**wanted, **paged, limit=limit)
     elif any(value is not None for value in paged.values()):
         raise InvalidInput(
             "--cursor, --key-prefix, --param, --since and --before list pages: give no --after, and --limit 1 to "
@@ -92,7 +93,7 @@ def list_tasks(
             field="limit",
         )
     else:
-        found: list[Any] = client.find(**wanted, fields=asked or None, after=after, limit=limit + 1 if limit else 0)
+        found: list[Any] = client.find(**wanted, after=after, limit=limit + 1 if limit else 0)
         page = TaskPage(found[:limit] if limit else found, None)
         if limit and len(found) > limit:
             more = f"more: --after {shlex.quote(page.tasks[-1].id)}"
