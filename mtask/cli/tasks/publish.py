@@ -56,8 +56,8 @@ def publish(
         typer.Option(
             "--many",
             metavar="FILE",
-            help="Publish a task per line: JSON objects with name, key, params, queue, delay, start_time, lookup, "
-            "callback, tenant and task_option. A field that a line omits comes from the flags. '-' is stdin.",
+            help=f"Publish a task per line: JSON objects with {', '.join(publish_many.FIELDS[:-1])} and "
+            "task_option. A field that a line omits comes from the flags. '-' is stdin.",
         ),
     ] = None,
     existing: ExistingArguments,
