@@ -119,19 +119,7 @@ class PublishArguments(TaskArguments, ExistingArguments, CallArguments, TaskOpti
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = (
-        "callback",
-        "delay",
-        "key",
-        "lookup",
-        "options",
-        "params",
-        "queue",
-        "start_time",
-        "task",
-        "tenant",
-        "trace",
-    )
+    __slots__ = (*TaskArguments.__annotations__, "options", "params", "task", "trace")
 
     def __init__(self, task: TaskRef, params: Any = None, **arguments: Unpack[SpecArguments]) -> None:
         self.task = task
