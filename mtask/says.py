@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -26,6 +26,12 @@ def check_names(declared: Any, given: Collection[str]) -> None:
     for name in given:
         if name not in declared.__annotations__:
             raise TypeError(f"unexpected keyword argument {name!r}: use {', '.join(declared.__annotations__)}")
+
+
+def split(declared: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments that the TypedDict declares, and the others."""
+    own = {name: value for name, value in given.items() if name in declared.__annotations__}
+    return own, {name: value for name, value in given.items() if name not in own}
 
 
 def hints_of(declared: Any) -> list[tuple[str, Any]]:

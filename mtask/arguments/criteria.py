@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, TypedDict
 
 from mtask.errors import InvalidInput, shown
@@ -62,6 +63,18 @@ class PageCriteria(FindCriteria, total=False):
 
     key_prefix: Annotated[str | None, Says("The beginning of the keys.", "TEXT")]
     params: Annotated[Mapping[str, Any] | None, Says("A value in the params: user.id=7.", "PATH=VALUE", flag="--param")]
+
+
+class PlaceArguments(TypedDict, total=False):
+    """Which part of a list a page is."""
+
+    since: Annotated[datetime | None, Says("Only from this time on, by the order of the list.", "TIME")]
+    until: Annotated[datetime | None, Says("Only before this time, by the order of the list.", "TIME", flag="--before")]
+    cursor: Annotated[str | None, Says("Continue a list that ended with this cursor.", "TEXT")]
+
+
+class PageArguments(PageCriteria, PlaceArguments, total=False):
+    """The keyword arguments of `find_page`, beside its `fields` and its `limit`."""
 
 
 def checked(

@@ -30,7 +30,7 @@ from mtask.kernel.document.task import DEFAULT_QUEUE
 from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.kernel.operations.publish import IfExists, NewTask, Policy
-from mtask.says import Says
+from mtask.says import Says, split
 
 #: The name of a task, or the registered handler of that name.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
@@ -109,10 +109,11 @@ class PublishManyArguments(ExistingArguments, GatherArguments, total=False):
     """The keyword arguments of `publish_many`."""
 
 
-_OF_POLICY = (*ExistingArguments.__annotations__, *CallArguments.__annotations__)
+class PolicyArguments(ExistingArguments, CallArguments, total=False):
+    """What becomes of a task that exists, and how calls gather."""
 
 
-class PublishArguments(TaskArguments, ExistingArguments, CallArguments, TaskOptions, total=False):
+class PublishArguments(TaskArguments, PolicyArguments, TaskOptions, total=False):
     """The keyword arguments of `publish`."""
 
 
@@ -205,8 +206,7 @@ def prepare_many(specs: Iterable[TaskSpec], policy: Policy = _KEEP, tenant: str 
 
 def published_by(task: TaskRef, params: Any, arguments: Mapping[str, Any]) -> tuple[TaskSpec, Policy]:
     """Return the task and the policy of one call of `publish`; raise InvalidInput."""
-    given = dict(arguments)
-    existing = {name: given.pop(name) for name in _OF_POLICY if name in given}
+    existing, given = split(PolicyArguments, arguments)
     return TaskSpec(task, params, **given), policy(**existing)
 
 

@@ -80,12 +80,13 @@ def _read(declared: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that were given by flags, as the client takes them; raise InvalidInput."""
     if declared is TaskOptions:
         return read_options(given)
-    told = {name: hint.__origin__ for name, hint in hints_of(declared)}
-    read = {name: _value(name, told[name], value) for name, value in given.items() if value is not None}
+    hints = dict(hints_of(declared))
+    read = {name: _value(name, hints[name], value) for name, value in given.items() if value is not None}
     return {name: value for name, value in read.items() if value is not None and value is not False and value != []}
 
 
-def _value(name: str, told: Any, given: Any) -> Any:
+def _value(name: str, hint: Any, given: Any) -> Any:
+    told, flag = hint.__origin__, hint.__metadata__[0].flag
     kinds = get_args(told)
     if given is True and Literal is get_origin(told):
         return kinds[-1]  # a switch for the other of two values
@@ -95,7 +96,7 @@ def _value(name: str, told: Any, given: Any) -> Any:
     if Mapping[str, Any] in kinds:
         return values.lookup_from_pairs(given)
     read = values.duration if timedelta in kinds else values.instant if datetime in kinds else None
-    return given if read is None else read(given, name)
+    return given if read is None else read(given, flag.removeprefix("--") if flag else name)
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from mtask.arguments import pointers as pointing
 from mtask.arguments import publish as publication
-from mtask.arguments.criteria import CountCriteria, FindCriteria, PageCriteria, TaskCriteria
+from mtask.arguments.criteria import (
+    CountCriteria,
+    FindCriteria,
+    PageArguments,
+    PageCriteria,
+    PlaceArguments,
+    TaskCriteria,
+)
 from mtask.arguments.criteria import checked as checked_criteria
 from mtask.arguments.publish import UNCHANGED, PublishArguments, PublishManyArguments, TaskSpec
 from mtask.client import requests
@@ -21,7 +28,7 @@ from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
 from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
-from mtask.says import check_names
+from mtask.says import check_names, split
 
 if TYPE_CHECKING:
     from mtask.arguments.pointers import TaskPointer
@@ -254,35 +261,26 @@ class AsyncClient(AsyncConnection):
     async def find_page(
         self,
         *,
-        since: datetime | None = None,
-        until: datetime | None = None,
         fields: None = None,
         limit: int = 100,
-        cursor: str | None = None,
-        **criteria: Unpack[PageCriteria],
+        **arguments: Unpack[PageArguments],
     ) -> TaskPage[Task]: ...
 
     @overload
     async def find_page(
         self,
         *,
-        since: datetime | None = None,
-        until: datetime | None = None,
         fields: Sequence[str],
         limit: int = 100,
-        cursor: str | None = None,
-        **criteria: Unpack[PageCriteria],
+        **arguments: Unpack[PageArguments],
     ) -> TaskPage[TaskFields]: ...
 
     async def find_page(
         self,
         *,
-        since: datetime | None = None,
-        until: datetime | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
-        cursor: str | None = None,
-        **criteria: Unpack[PageCriteria],
+        **arguments: Unpack[PageArguments],
     ) -> Any:
         """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
 
@@ -296,8 +294,8 @@ class AsyncClient(AsyncConnection):
         tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
         on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
         """
-        wanted = self._wanted(PageCriteria, criteria)
-        return await self._run(pages.page(wanted, since, until, limit, cursor, fields))
+        place, criteria = split(PlaceArguments, arguments)
+        return await self._run(pages.page(self._wanted(PageCriteria, criteria), limit, fields, place))
 
     async def count(self, **criteria: Unpack[CountCriteria]) -> int:
         """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from mtask.arguments.criteria import FindCriteria, NameCriteria, PageCriteria
+from mtask.arguments.criteria import FindCriteria, NameCriteria, PageArguments
 from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import command
@@ -23,6 +23,7 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.extended_json import extended
+from mtask.says import split
 from mtask.search.pages import MAX_PAGE, TaskPage
 from mtask.search.partial import TaskFields
 
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 def list_tasks(
     cli: Cli,
-    criteria: PageCriteria,
+    criteria: PageArguments,
     fields: Annotated[
         list[str],
         typer.Option(
@@ -52,15 +53,6 @@ def list_tasks(
             show_default=False,
         ),
     ] = [],  # noqa: B006 typer reads it
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only from this time on, by the order of the list.")
-    ] = None,
-    before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only before this time, by the order of the list.")
-    ] = None,
-    cursor: Annotated[
-        str | None, typer.Option("--cursor", metavar="TEXT", help="Continue a list that ended with this cursor.")
-    ] = None,
     after: Annotated[
         str | None,
         typer.Option("--after", metavar="NAME:KEY", help="Continue after this task, the newest first."),
@@ -74,19 +66,14 @@ def list_tasks(
     index finds tasks by --lookup. --after and --limit 0 list the newest first.
     """
     asked = values.separated(fields)
-    plain = {name: value for name, value in criteria.items() if name in FindCriteria.__annotations__}
+    plain, paged = split(FindCriteria, criteria)
     wanted: dict[str, Any] = {**plain, "fields": asked or None}
-    paged: dict[str, Any] = {name: value for name, value in criteria.items() if name not in plain} | {
-        "since": None if since is None else values.instant(since, "since"),
-        "until": None if before is None else values.instant(before, "before"),
-        "cursor": cursor,
-    }
     client = cli.client(reads_only=True)
     page: TaskPage[Any]
     more = None
     if after is None and 0 < limit <= MAX_PAGE:
         page = client.find_page(**wanted, **paged, limit=limit)
-    elif any(value is not None for value in paged.values()):
+    elif paged:
         raise InvalidInput(
             "--cursor, --key-prefix, --param, --since and --before list pages: give no --after, and --limit 1 to "
             f"{MAX_PAGE}.",

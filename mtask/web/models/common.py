@@ -84,10 +84,9 @@ def taking(declared: Any) -> Callable[[type[B]], type[B]]:
     return extended
 
 
-def taken(body: Body, *declared: Any) -> Any:
-    """Return the arguments of these TypedDicts that a body has, as keywords for the client."""
-    names = [name for cls in declared for name in cls.__annotations__]
-    return {name: getattr(body, name) for name in names if name in type(body).model_fields}
+def taken(body: Body, declared: Any) -> Any:
+    """Return the declared arguments that a body has, as keywords for the client."""
+    return {name: getattr(body, name) for name in declared.__annotations__ if name in type(body).model_fields}
 
 
 class ProblemDocument(BaseModel):

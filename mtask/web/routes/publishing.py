@@ -7,10 +7,9 @@ from urllib.parse import quote
 
 from fastapi import Header, Response
 
-from mtask.arguments.publish import ExistingArguments, PublishManyArguments, TaskArguments, policy
+from mtask.arguments.publish import PolicyArguments, PublishManyArguments, TaskArguments, policy
 from mtask.client import AsyncClient, TaskSpec
 from mtask.errors import DatabaseError, InvalidInput, TaskError
-from mtask.features.gathering.client import CallArguments
 from mtask.kernel.document.identity import check_key, check_name, fresh_key, stored_key, task_id_of
 from mtask.kernel.document.parts import Sealed
 from mtask.kernel.operations.publish import Published
@@ -119,7 +118,7 @@ async def put(name: TaskName, key: TaskKey, body: PutTask, client: TheClient, ca
 async def _publish(
     body: PutTask, name: str, key: str, client: AsyncClient, caller: Caller, *, is_implied: bool
 ) -> Response:
-    task, existing = _arguments(body, key, caller), taken(body, ExistingArguments, CallArguments)
+    task, existing = _arguments(body, key, caller), taken(body, PolicyArguments)
     spec = TaskSpec(check_name(name), body.params, **task)
     if policy(**existing).replaces_options:
         check_retention(spec.options, caller)
