@@ -49,7 +49,7 @@ _Pairs = Annotated[
 
 
 def _parameter(argument: str, name: str, told: Any, said: Says) -> inspect.Parameter:
-    """Return the flag of one declared argument, as typer reads it. Its value is text, but of a switch."""
+    """Return the flag of one declared argument, as typer reads it: a switch, a number by its default, or text."""
     choices = get_args(told) if get_origin(told) is Literal else ()
     flags = said.flag.split() if said.flag else [flag_of(name)]
     is_switch, several = told is bool or flags[0].removeprefix("--") in choices, _takes_several(told)
