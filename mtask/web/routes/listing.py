@@ -59,8 +59,11 @@ def _query() -> Iterator[inspect.Parameter]:
         kinds = get_args(hint.__origin__)
         if Mapping[str, Any] not in kinds:
             several = Query(description="May be given several times.")
-            texts = Annotated[list[EACH.get(name, str)] | None, several]  # type: ignore[misc]
-            told = texts if Sequence[str] in kinds else KeyPrefix
+            told = (
+                Annotated[list[EACH.get(name, str)] | None, several]  # type: ignore[misc]
+                if Sequence[str] in kinds
+                else KeyPrefix
+            )
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=told)
 
 
