@@ -8,7 +8,7 @@ run: `MTASK_MONGOD` is read from the environment only.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from mtask.defaults import DEFAULT_URI
 from mtask.errors import InvalidInput, shown
+from mtask.says import Says
 
 #: The settings that name a program to run or a file to write, or let somebody in. They are ignored in a `.env` file.
 _NOT_FROM_FILE = frozenset({"mongod", "web_tokens", "health_file"})
@@ -26,41 +27,102 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MTASK_", env_file=".env", env_ignore_empty=True, extra="ignore")
 
-    uri: str = Field(default=DEFAULT_URI, repr=False, description="MongoDB URI, or 'local' for the embedded mongod")
-    database: str | None = Field(default=None, description="database; else the URI's, else 'mtask'")
+    # A setting with Says is a flag of `mtask-worker`, too.
+    queues: Annotated[str | None, Says("Queues to serve, comma-separated. [those of the app]")] = None
+    concurrency: Annotated[int, Says("Handlers that run at once; 0 starts paused. [100]")] = Field(default=100, ge=0)
+    worker_id: Annotated[str | None, Says("Id of this worker. [host, pid, random part]", flag="--worker-id --id")] = (
+        None
+    )
+    uri: Annotated[
+        str,
+        Says(
+            "MongoDB URI, or 'local' for the embedded mongod. Put a URI with a password into MTASK_URI: every user of "
+            "the machine can read command lines."
+        ),
+    ] = Field(default=DEFAULT_URI, repr=False)
+    database: Annotated[str | None, Says("Database. [the URI's, else mtask]")] = None
+    processes: Annotated[int, Says("Worker processes, restarted when they die. [1]")] = Field(default=1, ge=1)
+    isolation: Annotated[
+        str, Says("Where sync handlers run that do not say it: in a thread, or in a child process. [thread]")
+    ] = "thread"
+    executors: Annotated[
+        int | None, Says("Child processes for isolated handlers, started when needed. [the cores]")
+    ] = None
+    max_runs_per_executor: Annotated[int | None, Says("Runs after which a child process is replaced. [no limit]")] = (
+        None
+    )
+    max_executor_memory: Annotated[
+        int | None, Says("Memory at which a child process is killed, in MiB. [no limit]")
+    ] = None
+    shutdown_timeout: Annotated[float, Says("Time for running tasks on SIGTERM, in seconds. [30]")] = Field(
+        default=30.0, ge=0
+    )
+    scheduler: Annotated[
+        bool, Says("Whether this worker fires schedules. [yes]", flag="--scheduler/--no-scheduler")
+    ] = True
+    callbacks: Annotated[
+        str | None,
+        Says(
+            "Deliver callbacks to these hosts, comma-separated: hooks.example.com, *.example.com:8443, "
+            "http://10.0.0.5:8080, or * for all with https. [no callbacks]"
+        ),
+    ] = None
+    callback_networks: Annotated[
+        str | None, Says("Networks that callbacks may reach although they are not public: 10.0.0.0/8. [none]")
+    ] = None
+    callback_secret_file: Annotated[
+        Path | None,
+        Says(
+            'File with the secrets that sign callbacks: {"default": "whsec_..."}. Else '
+            "MTASK_CALLBACK_SECRETS holds them."
+        ),
+    ] = None
+    health_file: Annotated[
+        Path | None, Says("File that tells mtask-health of this worker; with --processes, FILE.0 and so on. [none]")
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        Says(
+            "Serve this worker's metrics on this port; 0 = any free one. With --processes, each process takes the "
+            "next port. [no metrics]"
+        ),
+    ] = None
+    metrics_host: Annotated[str, Says("Address of the metrics' port. [127.0.0.1]")] = "127.0.0.1"
+    metrics_allow_hosts: Annotated[
+        str | None, Says("Further names in the header Host that the metrics' port answers, comma-separated. [none]")
+    ] = None
+    encryption_key_file: Annotated[
+        Path | None, Says("File with the master key of encrypted tasks: 96 bytes, or base64. [no encryption]")
+    ] = None
+    encryption_key_vault: Annotated[
+        str | None, Says("Collection of the data keys: DATABASE.COLLECTION. [mtask_keys.keys]")
+    ] = None
+    encryption_queues: Annotated[
+        str | None, Says("Queues whose tasks must be encrypted, comma-separated. [all with a data key]")
+    ] = None
+    encryption_tenants: Annotated[str | None, Says("Tenants whose tasks must be encrypted. [all with a data key]")] = (
+        None
+    )
+    log_level: Annotated[str, Says("DEBUG, INFO, WARNING or ERROR. [INFO]")] = "INFO"
+    log_format: Annotated[str, Says("Lines of the log as text, or as JSON objects: text or json. [text]")] = "text"
+    keep_logs: Annotated[
+        int, Says("Lines of each run that are kept in the database, the last ones; see mtask logs. [none]")
+    ] = 0
+    keep_logs_days: Annotated[float, Says("Days for which these lines are kept. [7]")] = 7.0
     actor: str | None = Field(default=None, description="name in the action log; else the system's user")
     mongod: Path | None = Field(default=None, description="path of the mongod to embed")
     local_folder: Path | None = Field(default=None, description="data folder of the embedded mongod")
     app: str | None = Field(default=None, description="package.module:app")
-    queues: str | None = Field(default=None, description="queues to serve, comma-separated")
-    concurrency: int = Field(default=100, ge=0, description="handlers that run at once in one worker process")
-    isolation: str = Field(default="thread", description="where sync handlers run: thread or process")
-    executors: int | None = Field(default=None, description="child processes for isolated handlers; else the cores")
-    max_runs_per_executor: int | None = Field(default=None, description="runs after which an executor is replaced")
-    max_executor_memory: int | None = Field(default=None, description="memory at which an executor is killed, in MiB")
-    processes: int = Field(default=1, ge=1, description="worker processes")
-    worker_id: str | None = Field(default=None, description="worker_id; else host, pid and a random part")
-    shutdown_timeout: float = Field(default=30.0, ge=0, description="time for running tasks on SIGTERM, in seconds")
     web_tokens: str | None = Field(
         default=None, repr=False, description="the tokens of `mtask web`: JSON, as in its token file"
     )
-    scheduler: bool = Field(default=True, description="fire schedules")
-    callbacks: str | None = Field(default=None, description="hosts to tell the ends of tasks, comma-separated")
-    callback_networks: str | None = Field(default=None, description="networks that are not public, to be called, too")
-    callback_secret_file: Path | None = Field(default=None, description="file with the secrets that sign callbacks")
     callback_secrets: str | None = Field(default=None, repr=False, description="these secrets themselves, as JSON")
-    health_file: Path | None = Field(default=None, description="file that tells probes of the worker's health")
-    metrics_port: int | None = Field(default=None, description="port of a worker's own metrics")
-    metrics_host: str = Field(default="127.0.0.1", description="address of that port")
-    metrics_allow_hosts: str | None = Field(default=None, description="further names of that port, comma-separated")
-    encryption_key_file: Path | None = Field(default=None, description="file with the local master key of data keys")
-    encryption_key_vault: str | None = Field(default=None, description="collection of the data keys")
-    encryption_queues: str | None = Field(default=None, description="queues whose tasks must be encrypted")
-    encryption_tenants: str | None = Field(default=None, description="tenants whose tasks must be encrypted")
-    log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR")
-    log_format: str = Field(default="text", description="lines of the log: text or json")
-    keep_logs: int = Field(default=0, description="lines of each run that are kept in the database; 0: none")
-    keep_logs_days: float = Field(default=7.0, description="days for which these lines are kept")
+
+    @classmethod
+    def flags(cls) -> dict[str, Says]:
+        """Return the settings that are flags of `mtask-worker`, with what they say."""
+        every = cls.model_fields.items()
+        return {name: said for name, field in every for said in field.metadata if isinstance(said, Says)}
 
     @classmethod
     def settings_customise_sources(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, overload
 
 from mtask.app.hooks import Hooks
@@ -12,8 +11,7 @@ from mtask.app.middleware import Kind, Middleware
 from mtask.app.tracing import Tracer
 from mtask.errors import HandlerError, shown
 from mtask.features.encryption.settings import Encryption
-from mtask.features.schedules.client import Definition, ScheduleSpec, When, trigger_of
-from mtask.features.schedules.rules import CatchUp, Overlap
+from mtask.features.schedules.client import Definition, FiringArguments, ScheduleSpec, When, trigger_of
 from mtask.kernel.document.handlers import (
     HANDLER_ATTRIBUTE,
     Handler,
@@ -22,8 +20,7 @@ from mtask.kernel.document.handlers import (
     OnException,
     make_handler,
 )
-from mtask.kernel.document.lookup import Lookup
-from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions, check_option_names
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -116,16 +113,7 @@ class App:
         *,
         id: str | None = None,  # noqa: A002 as in the document
         params: Any = None,
-        timezone: str | None = None,
-        start_time: datetime | None = None,
-        end_time: datetime | None = None,
-        jitter: timedelta | float | None = None,
-        catch_up: CatchUp = "last",
-        catch_up_limit: int = 100,
-        overlap: Overlap = "allow",
-        queue: str | None = None,
-        lookup: Lookup | None = None,
-        **options: Unpack[TaskOptions],
+        **given: Unpack[FiringArguments],
     ) -> Callable[[Function], Function]:
         """Publish the task of this handler on a schedule.
 
@@ -144,28 +132,15 @@ class App:
 
         Raises InvalidInput. Errors that concern the handler are raised later, when a worker starts.
         """
-        trigger = trigger_of(when, timezone)
+        trigger = trigger_of(when, given.pop("timezone", None))
 
         def register(target: Any) -> Any:
             def spec() -> ScheduleSpec:
                 handler = getattr(target, HANDLER_ATTRIBUTE, None)
                 if not isinstance(handler, Handler) or self._handlers.get(handler.name) is not handler:
                     raise HandlerError(shown(target), "it has a schedule and is no task: add @app.task")
-                return ScheduleSpec(
-                    handler.name if id is None else id,
-                    target,
-                    trigger,
-                    params,
-                    start_time=start_time,
-                    end_time=end_time,
-                    jitter=jitter,
-                    catch_up=catch_up,
-                    catch_up_limit=catch_up_limit,
-                    overlap=overlap,
-                    queue=queue,
-                    lookup=lookup,
-                    **options,
-                )
+                check_option_names(dict.fromkeys(given.keys() - FiringArguments.__annotations__.keys()))
+                return ScheduleSpec(handler.name if id is None else id, target, trigger, params, **given)
 
             self._schedules.append(spec)
             return target

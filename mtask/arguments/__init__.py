@@ -1,1 +1,1 @@
-"""What callers publish: checked before anything is sent, and put into the form that the store takes."""
+"""What callers publish and find: declared once, and checked before anything is sent."""

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, TypeAlias, Unpack
+from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
 
+from mtask.arguments.criteria import LookupCriteria
 from mtask.errors import (
     MAX_DELAY,
     DocumentTooLarge,
@@ -21,7 +22,7 @@ from mtask.errors import (
 from mtask.features.callbacks.rules import DELIVERY, stored_callback
 from mtask.features.callbacks.rules import CallbackRef as CallbackRef
 from mtask.features.gathering import client as gathering
-from mtask.features.gathering.client import GatherArguments, Naming, as_argument
+from mtask.features.gathering.client import CallArguments, GatherArguments, Naming, as_argument
 from mtask.kernel.document.handlers import Handler, handler_of
 from mtask.kernel.document.identity import check_name, check_tenant, check_text, fresh_key, stored_key, task_id_of
 from mtask.kernel.document.lookup import Lookup, entries_of, values_by_name
@@ -30,6 +31,7 @@ from mtask.kernel.document.task import DEFAULT_QUEUE
 from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
 from mtask.kernel.operations.publish import IfExists, NewTask, Policy, PublishPolicy
+from mtask.says import Says, split
 
 #: The name of a task, or the registered handler of that name.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
@@ -37,6 +39,7 @@ TaskRef: TypeAlias = str | Callable[..., Any] | Handler
 _DEFAULT_OPTION = as_sent(DEFAULT_OPTION.stored())
 _KEEP = Policy()
 _REJECT = 'if_exists="reject"'
+_EXISTING = "A task that exists"
 
 
 #: The span for which this asyncio task, or this thread, publishes tasks.
@@ -58,47 +61,79 @@ def current_trace() -> Trace | None:
     return _TRACE.get()
 
 
+class KeyArguments(TypedDict, total=False):
+    """The key of a task."""
+
+    key: Annotated[str | None, Says("The idempotency key, unique per name. Else a fresh key.", flag="--key -k")]
+
+
+class WorkArguments(TypedDict, total=False):
+    """What a task and a step of a flow have beside their params and options."""
+
+    queue: Annotated[str | None, Says("Queue. Else 'default'.")]
+    start_time: Annotated[datetime | None, Says("Earliest start, ISO 8601: 2030-01-31T08:00:00Z.", "INSTANT")]
+    delay: Annotated[timedelta | float | None, Says("Earliest start, from now: 90s, 5m, 1h30m.", "DURATION")]
+    callback: Annotated[CallbackRef | None, Says("Whom its end is told to.", flag="")]
+
+
+class OwnArguments(LookupCriteria, total=False):
+    """What a step of a flow does not have."""
+
+    tenant: Annotated[str | None, Says("Whose task it is.", flag="")]
+
+
+class TaskArguments(KeyArguments, WorkArguments, OwnArguments, total=False):
+    """What a task has beside its params and options."""
+
+
+class SpecArguments(TaskArguments, TaskOptions, total=False):
+    """The keyword arguments of `TaskSpec`."""
+
+
+class ExistingArguments(TypedDict, total=False):
+    """What becomes of a task that exists."""
+
+    if_exists: Annotated[
+        IfExists,
+        Says(
+            "keep: untouched. update: params, options, queue, lookup and start_time replaced. reject: an error.",
+            panel=_EXISTING,
+            default="keep",
+        ),
+    ]
+    clean_failed: Annotated[bool, Says("Drop its failed runs, so that it runs again.", panel=_EXISTING, default=False)]
+    clean_success: Annotated[bool, Says("Drop its successes, so that it runs again.", panel=_EXISTING, default=False)]
+    not_update_running: Annotated[bool, Says("Fail while a live run holds it.", panel=_EXISTING, default=False)]
+
+
+class PublishManyArguments(ExistingArguments, GatherArguments, total=False):
+    """The keyword arguments of `publish_many`."""
+
+
+class PolicyArguments(ExistingArguments, CallArguments, total=False):
+    """What becomes of a task that exists, and how calls gather."""
+
+
+class PublishArguments(TaskArguments, PolicyArguments, TaskOptions, total=False):
+    """The keyword arguments of `publish`."""
+
+
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = (
-        "callback",
-        "delay",
-        "key",
-        "lookup",
-        "options",
-        "params",
-        "queue",
-        "start_time",
-        "task",
-        "tenant",
-        "trace",
-    )
+    __slots__ = (*TaskArguments.__annotations__, "options", "params", "task", "trace")
 
-    def __init__(
-        self,
-        task: TaskRef,
-        params: Any = None,
-        *,
-        key: str | None = None,
-        queue: str | None = None,
-        start_time: datetime | None = None,
-        delay: timedelta | float | None = None,
-        lookup: Lookup | None = None,
-        callback: CallbackRef | None = None,
-        tenant: str | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> None:
+    def __init__(self, task: TaskRef, params: Any = None, **arguments: Unpack[SpecArguments]) -> None:
         self.task = task
         self.params = params
-        self.key = key
-        self.queue = queue
-        self.start_time = start_time
-        self.delay = delay
-        self.lookup = lookup
-        self.callback = callback
-        self.tenant = tenant
-        self.options = options
+        self.key = arguments.pop("key", None)
+        self.queue = arguments.pop("queue", None)
+        self.start_time = arguments.pop("start_time", None)
+        self.delay = arguments.pop("delay", None)
+        self.lookup = arguments.pop("lookup", None)
+        self.callback = arguments.pop("callback", None)
+        self.tenant = arguments.pop("tenant", None)
+        self.options: TaskOptions = arguments
         #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
         self.trace: Mapping[str, str] | None = None
 
@@ -170,14 +205,20 @@ def prepare_many(specs: Iterable[TaskSpec], policy: PublishPolicy = _KEEP, tenan
     return prepared
 
 
+def published_by(task: TaskRef, params: Any, arguments: Mapping[str, Any]) -> tuple[TaskSpec, PublishPolicy]:
+    """Return the task and the policy of one call of `publish`; raise InvalidInput."""
+    existing, given = split(PolicyArguments, arguments)
+    return TaskSpec(task, params, **given), policy(**existing)
+
+
 def policy(
-    if_exists: IfExists,
+    if_exists: IfExists = "keep",
     *,
-    clean_failed: bool,
-    clean_success: bool,
-    not_update_running: bool,
+    clean_failed: bool = False,
+    clean_success: bool = False,
+    not_update_running: bool = False,
     named: Naming = as_argument,
-    **gathers: Unpack[GatherArguments],
+    **gathers: Unpack[CallArguments],
 ) -> PublishPolicy:
     """Check the arguments about tasks that exist already; return them as a policy. Messages name them by `named`."""
     cleans = f"{named('clean_failed')} and {named('clean_success')}"

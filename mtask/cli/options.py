@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, get_args, get_origin, is_typeddict
 
 import typer
 
+from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.flags import POINTER, BriefCommand, Flags, describe, keyword, shared_parameters, taken
 from mtask.cli.flags import callback as callback  # commands take it from here, beside `command`
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.kernel.document.identity import is_key_of, own_key, split_task_id, task_id_of
-from mtask.kernel.document.options import OPTION_NAMES, check_option_names
+from mtask.kernel.document.options import TASK_OPTIONS, TaskOptions, check_option_names
+from mtask.says import Says, hints_of
 
 _Command = Callable[..., int | None]
-
-TASK_OPTIONS = "Task options"
 
 TaskArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the task, or its id NAME:KEY.", show_default=False)
@@ -34,49 +35,6 @@ TimeoutFlag = Annotated[
         show_default=False,
     ),
 ]
-LookupFlag = Annotated[
-    list[str],
-    typer.Option(
-        "--lookup",
-        metavar="NAME=VALUE",
-        help="A value to find the task by: user_id=7. JSON or text; repeatable.",
-        show_default=False,
-    ),
-]
-NamesFlag = Annotated[
-    list[str], typer.Option("--name", "-n", metavar="NAME", help="Name; repeatable.", show_default=False)
-]
-QueuesFlag = Annotated[
-    list[str], typer.Option("--queue", metavar="QUEUE", help="Queue; repeatable.", show_default=False)
-]
-WorkersFlag = Annotated[
-    list[str],
-    typer.Option("--worker", metavar="ID", help="Tasks with a run of this worker; repeatable.", show_default=False),
-]
-KeyPrefixFlag = Annotated[str | None, typer.Option("--key-prefix", metavar="TEXT", help="The beginning of the keys.")]
-ParamsFlag = Annotated[
-    list[str],
-    typer.Option("--param", metavar="PATH=VALUE", help="A value in the params: user.id=7.", show_default=False),
-]
-
-_OPTION_HELP: Mapping[str, tuple[str, str]] = {
-    "priority": ("NUMBER", "Tasks with a higher number go first."),
-    "concurrent_worker_cnt": ("NUMBER", "Number of different workers that must succeed, and that may hold it at once."),
-    "ping_interval_ms": ("DURATION", "Time between the pings of a run."),
-    "worker_timeout_ms": ("DURATION", "Length of the lease; longer than the ping interval."),
-    "specific_worker_ids": ("ID,ID", "Only these workers may run it; '' = any."),
-    "max_unexpected_retries": ("NUMBER", "Number of failed and timed-out runs to tolerate; -1 = no limit."),
-    "unexpected_retry_delay_ms": ("DURATION", "Delay of a retry after a failed run."),
-    "retry_backoff": ("FACTOR", "Each further delay is longer by this factor; 1 = constant."),
-    "retry_max_delay_ms": ("DURATION", "Longest delay of a retry; 'none' = no limit."),
-    "retry_scope": ("task|worker", "Whether the number of retries is for the task or for each worker."),
-    "run_timeout_ms": ("DURATION", "A longer run is ended and counts as failed; 'none' = no limit."),
-    "retain_success_ms": ("DURATION", "Time from its SUCCESS to its removal; 'none' = kept."),
-    "retain_fail_ms": ("DURATION", "Time from its FAIL or CANCELED to its removal; 'none' = kept."),
-    "limit_key": ("KEY", "Key under which the queue's limits for each key count it; 'none' = no key."),
-}
-assert tuple(_OPTION_HELP) == OPTION_NAMES
-
 _Pairs = Annotated[
     list[str],
     typer.Option(
@@ -90,15 +48,55 @@ _Pairs = Annotated[
 ]
 
 
-def _option_flag(option: str) -> Any:
-    metavar, text = _OPTION_HELP[option]
-    made = typer.Option(flag_of(option), metavar=metavar, help=text, rich_help_panel=TASK_OPTIONS)
-    return Annotated[str | None, made]
+def _parameter(argument: str, name: str, told: Any, said: Says) -> inspect.Parameter:
+    """Return the flag of one declared argument, as typer reads it: a switch, a number by its default, or text."""
+    choices = get_args(told) if get_origin(told) is Literal else ()
+    flags = said.flag.split() if said.flag else [flag_of(name)]
+    is_switch, several = told is bool or flags[0].removeprefix("--") in choices, _takes_several(told)
+    made = typer.Option(
+        *flags,
+        metavar=None if is_switch else said.metavar or "|".join(choices) or None,
+        help=said.help,
+        rich_help_panel=said.panel,
+        show_default=not several,
+    )
+    text = int if isinstance(said.default, int) else str | None
+    kind, default = (bool, False) if is_switch else (list[str], ()) if several else (text, said.default)
+    return keyword(f"{argument}_{name}", Annotated[kind, made], default)
 
 
-def _option_parameters() -> list[inspect.Parameter]:
-    flags = [keyword(f"option_{name}", _option_flag(name), None) for name in OPTION_NAMES]
-    return [keyword("option_pairs", _Pairs, ()), *flags]
+def _takes_several(told: Any) -> bool:
+    return Sequence[str] in get_args(told) or Mapping[str, Any] in get_args(told)
+
+
+def _declared(argument: str, declared: Any) -> list[inspect.Parameter]:
+    """Return the flags of an argument whose type is a TypedDict."""
+    said = {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints_of(declared)}
+    flags = [_parameter(argument, name, *of_name) for name, of_name in said.items() if of_name[1].flag != ""]
+    return [keyword("options_pairs", _Pairs, ()), *flags] if declared is TaskOptions else flags
+
+
+def _read(declared: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that were given by flags, as the client takes them; raise InvalidInput."""
+    if declared is TaskOptions:
+        return read_options(given)
+    hints = dict(hints_of(declared))
+    read = {name: _value(name, hints[name], value) for name, value in given.items() if value is not None}
+    return {name: value for name, value in read.items() if value is not None and value is not False and value != []}
+
+
+def _value(name: str, hint: Any, given: Any) -> Any:
+    told, flag = hint.__origin__, hint.__metadata__[0].flag
+    kinds = get_args(told)
+    if given is True and Literal is get_origin(told):
+        return kinds[-1]  # a switch for the other of two values
+    if Sequence[str] in kinds:
+        texts = values.separated(given)
+        return [text.upper() for text in texts] if name == "status" else texts
+    if Mapping[str, Any] in kinds:
+        return values.lookup_from_pairs(given)
+    read = values.duration if timedelta in kinds else values.instant if datetime in kinds else None
+    return given if read is None else read(given, flag.removeprefix("--") if flag else name)
 
 
 def read_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -111,27 +109,31 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
 def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:
     """Register a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
 
-    If the function has a parameter `options`, the command also takes the flags of the task options. It passes the
-    options that were given.
+    A parameter whose type is a TypedDict stands for the flags of its arguments. It gets those that were given.
     """
 
     def register(function: _Command) -> _Command:
         signature = inspect.signature(function, eval_str=True)
-        own = [p for p in signature.parameters.values() if p.name not in ("cli", "options")]
-        takes_options = "options" in signature.parameters
-        extra = _option_parameters() if takes_options else []
+        parameters = [parameter for name, parameter in signature.parameters.items() if name != "cli"]
+        declared = {each.name: each.annotation for each in parameters if is_typeddict(each.annotation)}
+        own: list[inspect.Parameter] = []
+        # The options of tasks have a panel of their own, the last one.
+        for parameter in sorted(parameters, key=lambda each: each.annotation is TaskOptions):
+            if parameter.name in declared:
+                own += _declared(parameter.name, parameter.annotation)
+            else:
+                own.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
         def invoke(shared_context: typer.Context, **given: Any) -> int | None:
             earlier = shared_context.find_object(Flags) or Flags()
             flags = Flags(**taken(given, "shared_")).after(earlier)
             with Cli(flags) as cli:
-                if takes_options:
-                    given["options"] = read_options(taken(given, "option_"))
+                for argument, cls in declared.items():
+                    given[argument] = _read(cls, taken(given, f"{argument}_"))
                 return function(cli, **given)
 
         context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        describe(invoke, function, [context, *own, *extra, *shared_parameters()])
+        describe(invoke, function, [context, *own, *shared_parameters()])
         app.command(name, rich_help_panel=panel, cls=BriefCommand, epilog=POINTER)(invoke)
         return function
 

@@ -134,6 +134,11 @@ def lookup_from_pairs(pairs: Sequence[str]) -> dict[str, list[Any]] | None:
     return lookup or None
 
 
+def separated(texts: list[str]) -> list[str]:
+    """Return the values of a flag that was given several times, or with commas between the values."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
 def _json_or_text(text: str) -> Any:
     try:
         json.loads(text)

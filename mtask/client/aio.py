@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from mtask.arguments import pointers as pointing
 from mtask.arguments import publish as publication
-from mtask.arguments.publish import UNCHANGED, TaskSpec
+from mtask.arguments.criteria import (
+    CountCriteria,
+    FindCriteria,
+    PageArguments,
+    PageCriteria,
+    PlaceArguments,
+    TaskCriteria,
+)
+from mtask.arguments.criteria import checked as checked_criteria
+from mtask.arguments.publish import UNCHANGED, PublishArguments, PublishManyArguments, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_aio import AsyncConnection
 from mtask.client.patience import CONFIRMATION, OVERDUE
@@ -20,10 +29,11 @@ from mtask.kernel.document.identity import stored_key
 from mtask.kernel.driver import codec
 from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
+from mtask.says import check_names, split
 
 if TYPE_CHECKING:
     from mtask.arguments.pointers import TaskPointer
-    from mtask.arguments.publish import CallbackRef, TaskRef
+    from mtask.arguments.publish import TaskRef
     from mtask.client import versions, views
     from mtask.doctor import backlog, explain, position
     from mtask.doctor import checks as doctor
@@ -49,7 +59,6 @@ if TYPE_CHECKING:
     from mtask.features.flows.client import Flow
     from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState
-    from mtask.features.gathering.client import IfRunning
     from mtask.features.limits import explain as limits
     from mtask.features.limits.explain import PermitUse
     from mtask.features.logs import client as run_log_requests
@@ -59,7 +68,6 @@ if TYPE_CHECKING:
     from mtask.features.schedules import client as scheduling
     from mtask.features.schedules.client import ScheduleArguments, When
     from mtask.features.schedules.rules import Schedule
-    from mtask.kernel.document.lookup import Lookup
     from mtask.kernel.document.options import TaskOptions
     from mtask.kernel.document.task import Task, WorkerDocument
     from mtask.kernel.driver.operation import Operation, T
@@ -118,25 +126,8 @@ class AsyncClient(AsyncConnection):
         task: TaskRef,
         params: Any = None,
         *,
-        key: str | None = None,
-        queue: str | None = None,
-        start_time: datetime | None = None,
-        delay: timedelta | float | None = None,
-        lookup: Lookup | None = None,
-        callback: CallbackRef | None = None,
-        tenant: str | None = None,
-        if_exists: IfExists = "keep",
-        clean_failed: bool = False,
-        clean_success: bool = False,
-        not_update_running: bool = False,
-        debounce: timedelta | float | None = None,
-        max_wait: timedelta | float | None = None,
-        collect: bool = False,
-        if_running: IfRunning = "keep",
-        window: timedelta | float | None = None,
-        call_id: str | None = None,
         session: Any = None,
-        **options: Unpack[TaskOptions],
+        **arguments: Unpack[PublishArguments],
     ) -> Published:
         """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
@@ -169,30 +160,7 @@ class AsyncClient(AsyncConnection):
         Raises subclasses of InvalidInput and of DatabaseError, TaskExists, TaskRunning, GatherFull, GatherConflict and
         WorkersTooOld.
         """
-        spec = TaskSpec(
-            task,
-            params,
-            key=key,
-            queue=queue,
-            start_time=start_time,
-            delay=delay,
-            lookup=lookup,
-            callback=callback,
-            tenant=tenant,
-            **options,
-        )
-        policy = publication.policy(
-            if_exists,
-            clean_failed=clean_failed,
-            clean_success=clean_success,
-            not_update_running=not_update_running,
-            debounce=debounce,
-            max_wait=max_wait,
-            collect=collect,
-            if_running=if_running,
-            window=window,
-            call_id=call_id,
-        )
+        spec, policy = publication.published_by(task, params, arguments)
         is_in_session = session is not None
         request = requests.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return await self._run(request, session)
@@ -201,32 +169,15 @@ class AsyncClient(AsyncConnection):
         self,
         specs: Iterable[TaskSpec],
         *,
-        if_exists: IfExists = "keep",
-        clean_failed: bool = False,
-        clean_success: bool = False,
-        not_update_running: bool = False,
-        debounce: timedelta | float | None = None,
-        max_wait: timedelta | float | None = None,
-        collect: bool = False,
-        if_running: IfRunning = "keep",
-        window: timedelta | float | None = None,
         session: Any = None,
+        **arguments: Unpack[PublishManyArguments],
     ) -> list[Published | TaskError]:
         """Publish many tasks; return their results in order. A result may be a TaskError, such as TaskExists.
 
         A wrong spec raises an error before any task is published. The arguments mean the same as in `publish`.
         """
-        policy = publication.policy(
-            if_exists,
-            clean_failed=clean_failed,
-            clean_success=clean_success,
-            not_update_running=not_update_running,
-            debounce=debounce,
-            max_wait=max_wait,
-            collect=collect,
-            if_running=if_running,
-            window=window,
-        )
+        check_names(PublishManyArguments, arguments)
+        policy = publication.policy(**arguments)
         is_in_session = session is not None
         request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return await self._run(request, session)
@@ -266,44 +217,29 @@ class AsyncClient(AsyncConnection):
     async def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: None = None,
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> list[Task]: ...
 
     @overload
     async def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: Sequence[str],
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> list[TaskFields]: ...
 
     async def find(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
         after: TaskPointer | None = None,
+        **criteria: Unpack[FindCriteria],
     ) -> Any:
         """Return the tasks that match, newest first: at most `limit` tasks, or all if `limit` is 0.
 
@@ -315,74 +251,35 @@ class AsyncClient(AsyncConnection):
         such as "params.user_id". The result is then a list of TaskFields. Raises InvalidInput, and TaskNotFound if
         there is no task under the id in `after`.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
+        wanted = self._wanted(FindCriteria, criteria)
         if fields is None:
-            return await self._run(requests.find(criteria, limit, after, self._tenant))
-        return await self._run(requests.find_fields(criteria, limit, fields, after, self._tenant))
+            return await self._run(requests.find(wanted, limit, after, self._tenant))
+        return await self._run(requests.find_fields(wanted, limit, fields, after, self._tenant))
 
     @overload
     async def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
         fields: None = None,
         limit: int = 100,
-        cursor: str | None = None,
+        **arguments: Unpack[PageArguments],
     ) -> TaskPage[Task]: ...
 
     @overload
     async def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
         fields: Sequence[str],
         limit: int = 100,
-        cursor: str | None = None,
+        **arguments: Unpack[PageArguments],
     ) -> TaskPage[TaskFields]: ...
 
     async def find_page(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
         fields: Sequence[str] | None = None,
         limit: int = 100,
-        cursor: str | None = None,
+        **arguments: Unpack[PageArguments],
     ) -> Any:
         """Return a page of a list of tasks, and the cursor of the next page. It is fast in a database of any size.
 
@@ -396,72 +293,20 @@ class AsyncClient(AsyncConnection):
         tasks than `limit`, or none. `looked_to` is the instant up to which the search has come, and `next_cursor` goes
         on from there. `cursor` is the `next_cursor` of the page before, with the same criteria. Raises InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return await self._run(pages.page(criteria, since, until, limit, cursor, fields))
+        place, criteria = split(PlaceArguments, arguments)
+        return await self._run(pages.page(self._wanted(PageCriteria, criteria), limit, fields, place))
 
-    async def count(
-        self,
-        *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-    ) -> int:
+    async def count(self, **criteria: Unpack[CountCriteria]) -> int:
         """Return the number of tasks that match, however long that takes. `count_up_to` stops at a bound."""
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=None,
-            worker_id=None,
-            lookup=lookup,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return await self._run(requests.count(criteria))
+        return await self._run(requests.count(self._wanted(CountCriteria, criteria)))
 
-    async def count_up_to(
-        self,
-        *,
-        most: int = counting.MOST,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
-    ) -> Count:
+    async def count_up_to(self, *, most: int = counting.MOST, **criteria: Unpack[PageCriteria]) -> Count:
         """Count the tasks that match, at most `most`, and say whether there may be more.
 
         Where no index meets the criteria, at most 2,000 tasks are examined. The criteria mean the same as in
         `find_page`. Raises InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-            tenant=self._tenant,
-            owner=self._owner,
-        )
-        return await self._run(pages.count_up_to(criteria, most))
+        return await self._run(pages.count_up_to(self._wanted(PageCriteria, criteria), most))
 
     async def position(self, task: TaskRef, key: str) -> Position:
         """Return the place of a task among the due tasks of its queue, and the time at which it probably starts.
@@ -624,12 +469,10 @@ class AsyncClient(AsyncConnection):
     async def purge(
         self,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
         older_than: timedelta | float | None = None,
         limit: int = 0,
         dry_run: bool = False,
+        **criteria: Unpack[TaskCriteria],
     ) -> int:
         """Remove finished tasks, at most `limit` (0: all); return their number. With `dry_run`, only count them.
 
@@ -638,7 +481,7 @@ class AsyncClient(AsyncConnection):
         created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
         database. Raises InvalidInput.
         """
-        purging = purging_requests.prepare(status, name, queue, older_than, limit, self._tenant)
+        purging = purging_requests.prepare(criteria, older_than, limit, self._tenant)
         if dry_run:
             return await self._run(purging.count())
         log = self._actions
@@ -658,15 +501,8 @@ class AsyncClient(AsyncConnection):
         self,
         action: str,
         *,
-        status: str | Sequence[str] | None = None,
-        name: str | Sequence[str] | None = None,
-        queue: str | Sequence[str] | None = None,
-        key: str | Sequence[str] | None = None,
-        worker_id: str | Sequence[str] | None = None,
-        lookup: Lookup | None = None,
-        key_prefix: str | None = None,
-        params: Mapping[str, Any] | None = None,
         within: str | None = None,
+        **criteria: Unpack[PageCriteria],
     ) -> BulkPlan:
         """Plan to "cancel", "retry" or "remove" all tasks that match; return their number and a plan for `run_bulk`.
 
@@ -676,18 +512,9 @@ class AsyncClient(AsyncConnection):
         `within` restricts the change to keys with this beginning; running the plan takes the same `within`. Raises
         InvalidInput.
         """
-        criteria = views.criteria(
-            status=status,
-            name=name,
-            queue=queue,
-            key=key,
-            worker_id=worker_id,
-            lookup=lookup,
-            key_prefix=key_prefix,
-            params=params,
-        )
         restricted = bulk_requests.within_of(self._tenant, within)
-        return await self._run(bulk_requests.plan(action, criteria, restricted, self._owner))
+        wanted = checked_criteria(PageCriteria, criteria)
+        return await self._run(bulk_requests.plan(action, wanted, restricted, self._owner))
 
     async def begin_bulk(self, plan: str, *, within: str | None = None, action: str | None = None) -> Bulk:
         """Store the bulk change of a plan, once, and change no task yet; `carry_bulk` does.
@@ -1093,6 +920,9 @@ class AsyncClient(AsyncConnection):
     async def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
         """Run an operation, and write it down in the action log."""
         return await self._run(self._actions.around(intent, target, operation, detail))
+
+    def _wanted(self, declared: type, criteria: Mapping[str, Any]) -> dict[str, Any]:
+        return checked_criteria(declared, criteria, self._tenant, self._owner)
 
     def _key(self, key: str) -> str:
         return stored_key(self._tenant, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,18 +12,12 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, MalformedTask, SchemaMismatch, shown
 from mtask.features.encryption.readable import refuse_readable
-from mtask.kernel.document.identity import check_key, check_name, is_text, prefix_of
-from mtask.kernel.document.lookup import Lookup, values_by_name
-from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument, describe_validation
-from mtask.kernel.driver.bson import is_scalar
 from mtask.search.partial import FoundTasks
 
 logger = logging.getLogger("mtask.client")
 #: The highest limit that MongoDB accepts.
 MAX_LIMIT = 2**31 - 1
-#: The most parts of a path in a document.
-MAX_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,83 +109,6 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
 def _instant(value: Any) -> datetime | None:
     """Return the value if it is a datetime. Return None for another type, which a malformed document may hold."""
     return value if isinstance(value, datetime) else None
-
-
-def criteria(
-    *,
-    status: str | Sequence[str] | None,
-    name: str | Sequence[str] | None,
-    queue: str | Sequence[str] | None,
-    key: str | Sequence[str] | None,
-    worker_id: str | Sequence[str] | None,
-    lookup: Lookup | None = None,
-    key_prefix: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    tenant: str | None = None,
-    owner: str | None = None,
-) -> dict[str, Any]:
-    """Check the criteria of a search and return them; raise InvalidInput, or InvalidKey for what is no key.
-
-    With a `tenant`, the keys are those that the tenant gave. With an `owner`, only its tasks match.
-    """
-    given = {"status": status, "name": name, "queue": queue, "key": key, "worker_id": worker_id}
-    checked: dict[str, Any] = {}
-    for field, wanted in given.items():
-        if not isinstance(wanted, str | Iterable | None):
-            raise InvalidInput(f"{field} is text or a list of texts, not {type(wanted).__name__}.", field=field)
-        several = [wanted] if isinstance(wanted, str) else list(wanted or ())
-        for value in several:
-            if not isinstance(value, str):
-                raise InvalidInput(f"{field} is text, not {type(value).__name__}.", field=field)
-            if not is_text(value):
-                raise InvalidInput(f"{field} {shown(value)} holds a lone surrogate, which is not text.", field=field)
-            if field == "status" and str(value) not in TaskStatus.__members__:
-                known = ", ".join(TaskStatus.__members__)
-                raise InvalidInput(f"{shown(value)} is no status: use {known}.", field="status")
-            if field == "key":
-                check_key(value)
-            if field == "name":
-                check_name(value)  # else its colon would move the beginning of the key, and so a tenant's border
-        texts = [str(value) for value in several]
-        checked[field] = None if wanted is None else texts[0] if isinstance(wanted, str) else texts
-    if lookup is not None:
-        checked["lookup"] = values_by_name(lookup, is_scalar) or None
-    if key_prefix is not None:
-        checked["key_prefix"] = check_key(key_prefix)
-    if tenant is not None:
-        checked |= _of_tenant(tenant, checked)
-    elif owner is not None:
-        checked["tenant"] = owner
-        if checked.get("key_prefix") == prefix_of(owner):  # all its keys begin so, and an index leads to its tasks
-            del checked["key_prefix"]
-    if params is not None:
-        checked["params"] = _params(params) or None
-    return checked
-
-
-def _of_tenant(tenant: str, checked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the criteria of a tenant's search: the tenant, and the stored form of its keys."""
-    made: dict[str, Any] = {"tenant": tenant}
-    keys = checked["key"]
-    if keys is not None:
-        several = [keys] if isinstance(keys, str) else keys
-        made["key"] = [prefix_of(tenant) + key for key in several]
-    if checked.get("key_prefix") is not None:
-        made["key_prefix"] = prefix_of(tenant) + checked["key_prefix"]
-    return made
-
-
-def _params(params: object) -> dict[str, Any]:
-    """Return the wanted values of params, by path; raise InvalidInput."""
-    if not isinstance(params, Mapping):
-        raise InvalidInput("params is a mapping from paths in the params to values.", field="params")
-    for path in params:
-        if not isinstance(path, str) or not is_text(path) or "\0" in path:
-            raise InvalidInput(f"params: {shown(path)} is no path, such as user.id.", field="params")
-        parts = path.split(".")
-        if len(parts) > MAX_PARTS or any(not part or part.startswith("$") for part in parts):
-            raise InvalidInput(f"params: {shown(path)} is no path, such as user.id.", field="params")
-    return dict(params)
 
 
 def check_limit(limit: int) -> int:

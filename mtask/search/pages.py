@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from mtask.arguments.criteria import PlaceArguments
 from mtask.client import views
 from mtask.errors import InvalidInput, shown
 from mtask.kernel.driver.operation import Operation
@@ -37,16 +38,12 @@ class TaskPage(Generic[T]):
 
 
 def page(
-    criteria: Mapping[str, Any],
-    since: datetime | None,
-    until: datetime | None,
-    limit: int,
-    cursor: str | None,
-    fields: Sequence[str] | None,
+    criteria: Mapping[str, Any], limit: int, fields: Sequence[str] | None, place: PlaceArguments
 ) -> Operation[TaskPage[Any]]:
     """Check the arguments of a page, and return the operation that reads it; raise InvalidInput."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInput(f"limit {shown(limit)}: use a whole number from 1 to {MAX_PAGE}.", field="limit")
+    since, until, cursor = place.get("since"), place.get("until"), place.get("cursor")
     for name, instant in (("since", since), ("until", until)):
         if instant is not None and (not isinstance(instant, datetime) or instant.utcoffset() is None):
             raise InvalidInput(f"{name} {shown(instant)}: use a datetime with a time zone.", field=name)

@@ -107,7 +107,8 @@ class Route(APIRoute):
         """Return the function that answers a request."""
         answer = super().get_route_handler()
         said = self.openapi_extra or {}
-        known = frozenset(field.alias for field in self.dependant.query_params)
+        asking = (self.dependant, *self.dependant.dependencies)
+        known = frozenset(field.alias for each in asking for field in each.query_params)
         role = Role(said[ROLE])
 
         async def handle(request: Request) -> Response:

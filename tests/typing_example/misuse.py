@@ -73,7 +73,20 @@ def of_client(client: Client, spec: TaskSpec, task: Task) -> None:
     client.publish_many([spec])[0].created  # wrong
     client.get("send_email").status  # wrong
     client.get("send_email", "a").statuss  # wrong
+    client.publish("send_email", {}, if_running="later")  # wrong
+    client.publish("send_email", {}, call_id=7)  # wrong
+    client.publish_many([spec], call_id="a")  # wrong
     client.find(limit="all")  # wrong
+    client.find(state="FAIL")  # wrong
+    client.find(status=["FAIL"], lookup=["user_id"])  # wrong
+    client.find(fields=["status"], worker=["a"])  # wrong
+    client.find(status="FAIL")[0]["status"]  # wrong
+    client.find_page(params=["user_id"])  # wrong
+    client.find_page(fields=["status"]).tasks[0].status  # wrong
+    client.count(key="welcome/42")  # wrong
+    client.count_up_to(key_prefix=7)  # wrong
+    client.plan_bulk("cancel", since=None)  # wrong
+    client.purge(worker_id="a")  # wrong
     client.wait("send_email", "a", timeout="1s").upper()  # wrong
     client.add_schedule("digest", "report", timedelta(hours=6), catch_up="some")  # wrong
     client.limit("mail", rate=100)  # wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -17,6 +17,7 @@ from mtask.cli.output import clean, status_text, task_document
 from mtask.cli.tasks.show import changed_options
 from mtask.client.sync import Client
 from mtask.errors import InvalidInput, OperationFailed, TaskNotFound
+from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.extended_json import parse_extended
@@ -81,7 +82,7 @@ def rerun(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     _report(cli, _changed(cli, name_and_key(cli, name, key), Client.rerun), "runs again from the start")
 
 
-def update(cli: Cli, options: dict[str, Any], name: TaskArgument, key: KeyArgument = None) -> None:
+def update(cli: Cli, options: TaskOptions, name: TaskArgument, key: KeyArgument = None) -> None:
     """Change some of a task's options.
 
     To change params, use `publish --if-exists update`.

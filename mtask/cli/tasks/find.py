@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from mtask.arguments.criteria import FindCriteria, NameCriteria, PageArguments
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
+from mtask.cli.options import command
 from mtask.cli.output import Column, clean, compact, lasting, listing, moment, relative, status_text, task_document
 from mtask.client.sync import Client
 from mtask.client.views import StatRow
@@ -22,6 +23,7 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.extended_json import extended
+from mtask.says import split
 from mtask.search.pages import MAX_PAGE, TaskPage
 from mtask.search.partial import TaskFields
 
@@ -39,36 +41,9 @@ def register(app: typer.Typer) -> None:
     command(app, "stats", panel=PANEL)(stats)
 
 
-def separated(texts: list[str]) -> list[str]:
-    """Return the values of a flag that was given several times, or with commas between the values."""
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
-
-
-def criteria(
-    status: list[str], name: list[str], queue: list[str], worker: list[str], lookup: list[str]
-) -> dict[str, Any]:
-    """Return the criteria that the flags of a search name, as the client takes them."""
-    return {
-        "status": [text.upper() for text in separated(status)] or None,
-        "name": separated(name) or None,
-        "queue": separated(queue) or None,
-        "worker_id": separated(worker) or None,
-        "lookup": values.lookup_from_pairs(lookup),
-    }
-
-
 def list_tasks(
     cli: Cli,
-    status: Annotated[
-        list[str],
-        typer.Option(
-            "--status", "-s", metavar="STATUS", help=f"{', '.join(TaskStatus)}; repeatable.", show_default=False
-        ),
-    ] = [],  # noqa: B006 typer reads it
-    name: NamesFlag = [],  # noqa: B006
-    queue: QueuesFlag = [],  # noqa: B006
-    worker: WorkersFlag = [],  # noqa: B006
-    lookup: LookupFlag = [],  # noqa: B006
+    criteria: PageArguments,
     fields: Annotated[
         list[str],
         typer.Option(
@@ -77,18 +52,7 @@ def list_tasks(
             help="Read and print only these: returns, status, fail_reason, params.user_id, task_state.finish_time, ...",
             show_default=False,
         ),
-    ] = [],  # noqa: B006
-    key_prefix: KeyPrefixFlag = None,
-    param: ParamsFlag = [],  # noqa: B006
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only from this time on, by the order of the list.")
-    ] = None,
-    before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only before this time, by the order of the list.")
-    ] = None,
-    cursor: Annotated[
-        str | None, typer.Option("--cursor", metavar="TEXT", help="Continue a list that ended with this cursor.")
-    ] = None,
+    ] = [],  # noqa: B006 typer reads it
     after: Annotated[
         str | None,
         typer.Option("--after", metavar="NAME:KEY", help="Continue after this task, the newest first."),
@@ -101,21 +65,15 @@ def list_tasks(
     RUNNING, the one that is due first. A flag that is given several times matches tasks with any of its values. An
     index finds tasks by --lookup. --after and --limit 0 list the newest first.
     """
-    asked = separated(fields)
-    wanted: dict[str, Any] = {**criteria(status, name, queue, worker, lookup), "fields": asked or None}
-    paged: dict[str, Any] = {
-        "key_prefix": key_prefix,
-        "params": values.lookup_from_pairs(param),
-        "since": None if since is None else values.instant(since, "since"),
-        "until": None if before is None else values.instant(before, "before"),
-        "cursor": cursor,
-    }
+    asked = values.separated(fields)
+    plain, paged = split(FindCriteria, criteria)
+    wanted: dict[str, Any] = {**plain, "fields": asked or None}
     client = cli.client(reads_only=True)
     page: TaskPage[Any]
     more = None
     if after is None and 0 < limit <= MAX_PAGE:
         page = client.find_page(**wanted, **paged, limit=limit)
-    elif any(value is not None for value in paged.values()):
+    elif paged:
         raise InvalidInput(
             "--cursor, --key-prefix, --param, --since and --before list pages: give no --after, and --limit 1 to "
             f"{MAX_PAGE}.",
@@ -210,18 +168,9 @@ def _reason(task: Task) -> str:
     return (task.runs[-1].fail_reason if task.runs else task.task_state.reason) or ""
 
 
-def stats(
-    cli: Cli,
-    queue: Annotated[
-        list[str], typer.Option("--queue", metavar="QUEUE", help="Only these queues; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
-    name: Annotated[
-        list[str],
-        typer.Option("--name", "-n", metavar="NAME", help="Only these names; repeatable.", show_default=False),
-    ] = [],  # noqa: B006
-) -> None:
+def stats(cli: Cli, only: NameCriteria) -> None:
     """Count tasks by queue, name and status, and show how long the oldest task has waited."""
-    queues, names = separated(queue), separated(name)
+    queues, names = only.get("queue") or (), only.get("name") or ()
     client = cli.client(reads_only=True)
     rows = [
         found

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mtask.arguments.publish import TaskSpec
+from mtask.arguments.publish import TaskArguments, TaskSpec
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.output import clean, counted
@@ -24,7 +24,8 @@ from mtask.kernel.operations.publish import Published, PublishPolicy
 BATCH = 1000
 #: The most names of which it is said that no worker serves them.
 _MAX_UNSERVED = 5
-FIELDS = ("name", "key", "params", "queue", "delay", "start_time", "lookup", "callback", "tenant", "task_option")
+#: The members of a line.
+FIELDS = ("name", "params", *TaskArguments.__annotations__, "task_option")
 _STYLES = {"created": "green", "updated": "yellow", "unchanged": "bright_black", "exists": "red", "running": "red"}
 #: Results of publishing that gathers. The summary holds them only where there are any.
 _GATHERED = {"full": "red", "conflict": "red"}

@@ -46,7 +46,9 @@ _MORE_THREADS = 32
 #: The time that idle threads have to end, in seconds.
 _THREADS_GRACE = 1.0
 
-#: The settings that differ between the processes of a supervisor.
+#: The settings that are no flags which the processes of a supervisor share. Whoever may list processes reads flags.
+_OF_EACH = frozenset({"uri", "worker_id", "health_file", "metrics_port"})
+#: The variables that differ between the processes of a supervisor.
 _OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"}) | VARIABLES
 
 
@@ -161,33 +163,14 @@ def _features(settings: Settings) -> list[object]:
 
 
 def _supervise(settings: Settings, options: WorkerOptions) -> int:
-    shared = [
-        settings.app or "",
-        *("--supervised", "--processes", "1", "--database", options.database),
-        *("--concurrency", str(options.concurrency), "--log-level", settings.log_level),
-        *("--log-format", settings.log_format, "--keep-logs", str(settings.keep_logs)),
-        *("--keep-logs-days", f"{settings.keep_logs_days:g}"),
-        *("--shutdown-timeout", f"{settings.shutdown_timeout:g}"),
-        *("--isolation", settings.isolation),
-        "--scheduler" if options.scheduler else "--no-scheduler",
-    ]
-    flags = {
-        "metrics-host": None if settings.metrics_port is None else settings.metrics_host,
-        "metrics-allow-hosts": None if settings.metrics_port is None else settings.metrics_allow_hosts,
-        "callbacks": settings.callbacks,
-        "callback-networks": settings.callback_networks,
-        "callback-secret-file": settings.callback_secret_file,
-        "executors": settings.executors,
-        "max-runs-per-executor": settings.max_runs_per_executor,
-        "max-executor-memory": settings.max_executor_memory,
-        "encryption-key-file": settings.encryption_key_file,
-        "encryption-key-vault": settings.encryption_key_vault,
-        "encryption-queues": settings.encryption_queues,
-        "encryption-tenants": settings.encryption_tenants,
-    }
-    shared += [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    if options.queues is not None:
-        shared += ["--queues", ",".join(options.queues)]
+    told = settings.model_copy(update={"processes": 1, "database": options.database})
+    shared = [settings.app or "", "--supervised"]
+    for name in Settings.flags():
+        flag, value = name.replace("_", "-"), None if name in _OF_EACH else getattr(told, name)
+        if isinstance(value, bool):
+            shared.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            shared.append(f"--{flag}={value}")
     own: list[list[str]] = [[] for _ in range(settings.processes)]
     for index, flags_of_one in enumerate(own):
         if settings.worker_id:

@@ -12,7 +12,6 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.options import command
 from mtask.cli.output import Column, clean, listing, moment
-from mtask.cli.tasks.find import separated
 from mtask.features.audit_log.client import Action
 from mtask.features.audit_log.rules import DONE
 
@@ -59,7 +58,7 @@ def log(
     begin = None if since is None else client.server_time() - values.duration(since, "since")
     found = client.actions(
         actor=who or None,
-        intent=separated(what) or None,
+        intent=values.separated(what) or None,
         target=target or None,
         since=begin,
         limit=limit + 1 if limit else 0,

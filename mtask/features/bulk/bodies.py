@@ -6,26 +6,18 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtask.web.models.common import Body
-from mtask.web.schemas import PARAMS_PATH, Key, Lookup, Status, says
-
-Texts = Annotated[list[str], Field(min_length=1, max_length=1000)]
-
+from mtask.arguments.criteria import PageCriteria
+from mtask.web.models.common import Body, taking
+from mtask.web.schemas import PARAMS_PATH, says
 
 #: The longest plan, in characters: it holds the filter.
 MAX_PLAN = 100_000
 
 
+@taking(PageCriteria)
 class BulkFilter(Body):
     """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
 
-    status: Annotated[list[Status], Field(min_length=1, max_length=1000)] | None = None
-    name: Texts | None = None
-    queue: Texts | None = None
-    key: Annotated[list[Key], Field(min_length=1, max_length=1000)] | None = None
-    worker_id: Texts | None = None
-    key_prefix: Key | None = None
-    lookup: Lookup | None = None
     params: Annotated[
         dict[str, Any] | None,
         says("Values by their paths in the params, such as user.id.", propertyNames=PARAMS_PATH),

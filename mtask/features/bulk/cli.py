@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mtask.cli import failures, values
+from mtask.arguments.criteria import PageCriteria
+from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyPrefixFlag, LookupFlag, NamesFlag, ParamsFlag, QueuesFlag, WorkersFlag, command
+from mtask.cli.options import command
 from mtask.cli.output import counted
-from mtask.cli.tasks.find import criteria
 from mtask.errors import InvalidInput
 from mtask.features.bulk.client import Bulk
 from mtask.features.bulk.rules import ACTIONS
@@ -28,15 +28,7 @@ def register(app: typer.Typer) -> None:
 def bulk(
     cli: Cli,
     action: Annotated[str, typer.Argument(metavar="ACTION", help=f"{', '.join(ACTIONS)}, or carry with --id.")],
-    status: Annotated[
-        list[str], typer.Option("--status", "-s", metavar="STATUS", help="Status; repeatable.", show_default=False)
-    ] = [],  # noqa: B006 typer reads it
-    name: NamesFlag = [],  # noqa: B006
-    queue: QueuesFlag = [],  # noqa: B006
-    worker: WorkersFlag = [],  # noqa: B006
-    lookup: LookupFlag = [],  # noqa: B006
-    key_prefix: KeyPrefixFlag = None,
-    param: ParamsFlag = [],  # noqa: B006
+    criteria: PageCriteria,
     bulk_id: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Carry on with this bulk change, which was begun before.")
     ] = None,
@@ -53,12 +45,7 @@ def bulk(
         if action != "carry" or bulk_id is None:
             raise InvalidInput("to go on with a bulk change: mtask bulk carry --id ID.", field="action")
         return _report(cli, client.carry_bulk(bulk_id))
-    given: dict[str, Any] = {
-        **criteria(status, name, queue, worker, lookup),
-        "key_prefix": key_prefix,
-        "params": values.lookup_from_pairs(param),
-    }
-    plan = client.plan_bulk(action, **given)
+    plan = client.plan_bulk(action, **criteria)
     found = f"{plan.count} task{'s' * (str(plan.count) != '1')}"
     if dry_run or not plan.count.count:
         document = {"found": plan.count.count, "is_more": plan.count.is_more, "done": 0}

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from mtask.arguments.criteria import NameCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import NamesFlag, QueuesFlag, command
-from mtask.cli.tasks.find import separated
+from mtask.cli.options import command
 from mtask.errors import InvalidInput
 
 PANEL = "Tasks"
@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def purge(
     cli: Cli,
+    *,
     status: Annotated[
         list[str],
         typer.Option(
@@ -35,8 +36,7 @@ def purge(
             show_default=False,
         ),
     ] = [],  # noqa: B006 typer reads it
-    name: NamesFlag = [],  # noqa: B006
-    queue: QueuesFlag = [],  # noqa: B006
+    named: NameCriteria,
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="DURATION", help="Time since they finished, or were created.")
     ] = None,
@@ -50,9 +50,8 @@ def purge(
     """
     client = cli.client()
     given = {
-        "status": [text.upper() for text in separated(status)] or None,
-        "name": separated(name) or None,
-        "queue": separated(queue) or None,
+        **named,
+        "status": [text.upper() for text in values.separated(status)] or None,
         "older_than": None if older_than is None else values.duration(older_than, "older_than"),
     }
     found = client.purge(**given, limit=limit, dry_run=True)  # type: ignore[arg-type]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from mtask.arguments.criteria import TaskCriteria, checked
 from mtask.client import views
 from mtask.errors import InvalidInput, shown
 from mtask.features.audit_log.client import said
@@ -55,15 +56,13 @@ class Purging:
 
 
 def prepare(
-    status: str | Sequence[str] | None,
-    name: str | Sequence[str] | None,
-    queue: str | Sequence[str] | None,
+    given: Mapping[str, Any],
     older_than: timedelta | float | None,
     limit: int,
     tenant: str | None = None,
 ) -> Purging:
     """Check the arguments and return the purge; raise InvalidInput."""
-    criteria = views.criteria(status=status, name=name, queue=queue, key=None, worker_id=None, tenant=tenant)
+    criteria = checked(TaskCriteria, given, tenant)
     wanted = criteria["status"]
     statuses = [wanted] if isinstance(wanted, str) else wanted
     if statuses is None:

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from mtask.arguments.criteria import NameCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import NamesFlag, QueuesFlag, command
+from mtask.cli.options import command
 from mtask.cli.output import clean, moment, write_json
-from mtask.cli.tasks.find import separated
 from mtask.features.events.task_events import EventKind, TaskEvent
 
 PANEL = "Tasks"
@@ -32,11 +32,10 @@ def register(app: typer.Typer) -> None:
 
 def tail(
     cli: Cli,
-    name: NamesFlag = [],  # noqa: B006 typer reads it
-    queue: QueuesFlag = [],  # noqa: B006
+    named: NameCriteria,
     key: Annotated[
         list[str], typer.Option("--key", "-k", metavar="KEY", help="Key; repeatable.", show_default=False)
-    ] = [],  # noqa: B006
+    ] = [],  # noqa: B006 typer reads it
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="DURATION", help="Begin this long ago, at most as far as the oplog reaches."),
@@ -52,9 +51,8 @@ def tail(
     """
     client = cli.client(reads_only=True)
     begin = None if since is None else client.server_time() - values.duration(since, "since")
-    given = {"name": separated(name) or None, "queue": separated(queue) or None, "key": key or None}
     shown = 0
-    with client.events(**given, after=after, since=begin) as happening:
+    with client.events(**named, key=key or None, after=after, since=begin) as happening:
         cli.notice(f"events of tasks in database {client.database_name!r}; Ctrl-C ends it")
         for event in happening:
             if cli.is_json:

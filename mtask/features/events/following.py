@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from mtask.client import views
+from mtask.arguments.criteria import FindCriteria, checked
 from mtask.errors import DatabaseError, DocumentTooLarge, InvalidInput, shown
 from mtask.features.events import readers
 from mtask.features.events import task_events as events
@@ -157,7 +157,7 @@ def follow(
     name: Texts, queue: Texts, key: Texts, after: str | None, since: datetime | None, tenant: str | None = None
 ) -> Following:
     """Check the arguments and return the request for events; raise InvalidInput."""
-    criteria = views.criteria(status=None, name=name, queue=queue, key=key, worker_id=None, tenant=tenant)
+    criteria = checked(FindCriteria, {"name": name, "queue": queue, "key": key}, tenant)
 
     def several(field: str) -> list[str] | None:
         wanted = criteria[field]

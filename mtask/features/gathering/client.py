@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
 from mtask.errors import MAX_DELAY, InvalidInput, InvalidParams, shown
 from mtask.features.gathering.statements import MAX_GATHERED_BYTES
@@ -13,6 +13,7 @@ from mtask.kernel.document.task import MAX_CALL_ID
 from mtask.kernel.driver.bson import stored_size
 from mtask.kernel.operations.publish import Policy, PublishPolicy, milliseconds
 from mtask.lazy import LazyModule
+from mtask.says import Says
 
 if TYPE_CHECKING:
     from mtask.features.gathering import publish as publishing
@@ -23,18 +24,34 @@ IfRunning = Literal["keep", "again"]
 #: Gives an argument the name that a message calls it by. The command line calls it by its flag.
 Naming: TypeAlias = Callable[[str], str]
 _LEAST = timedelta(milliseconds=1)
+_PANEL = "Calls under one key"
 _AGAIN = 'if_running="again"'
 
 
 class GatherArguments(TypedDict, total=False):
-    """The arguments of `publish` that gather calls. A duration is a timedelta, or seconds."""
+    """The arguments of `publish_many` that gather calls. A duration is a timedelta, or seconds."""
 
-    debounce: timedelta | float | None
-    max_wait: timedelta | float | None
-    collect: bool
-    if_running: IfRunning
-    window: timedelta | float | None
-    call_id: str | None
+    debounce: Annotated[
+        timedelta | float | None,
+        Says("Start this long after the newest call. Its params win.", "DURATION", panel=_PANEL),
+    ]
+    max_wait: Annotated[
+        timedelta | float | None, Says("Start this long after the first call.", "DURATION", panel=_PANEL)
+    ]
+    collect: Annotated[bool, Says("The handler gets the params of all calls.", panel=_PANEL, default=False)]
+    if_running: Annotated[
+        IfRunning,
+        Says("Run at once, or once more after a live run.", flag="--again", panel=_PANEL, default="keep"),
+    ]
+    window: Annotated[
+        timedelta | float | None, Says("Publish anew only this long after a success.", "DURATION", panel=_PANEL)
+    ]
+
+
+class CallArguments(GatherArguments, total=False):
+    """The arguments of `publish` that gather calls."""
+
+    call_id: Annotated[str | None, Says("A call sent again under this id counts once.", "TEXT", panel=_PANEL)]
 
 
 def as_argument(name: str) -> str:

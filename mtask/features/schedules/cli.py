@@ -10,18 +10,19 @@ from zoneinfo import ZoneInfo
 import typer
 from rich.text import Text
 
+from mtask.arguments.criteria import LookupCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import LookupFlag, callback, command
+from mtask.cli.options import callback, command
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
-from mtask.features.schedules.client import When
+from mtask.features.schedules.client import TIMES, TimesArguments, When
 from mtask.features.schedules.rules import Schedule
 from mtask.features.schedules.triggers import Cron
+from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.extended_json import extended
 
 PANEL = "Tasks"
-TIMES = "When"
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.", show_default=False)]
 
 app = typer.Typer(name="schedule", invoke_without_command=True)
@@ -42,7 +43,6 @@ def group(context: typer.Context) -> None:
 
 def add(
     cli: Cli,
-    options: dict[str, Any],
     schedule_id: _Id,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task to publish.", show_default=False)],
     params: Annotated[
@@ -63,58 +63,12 @@ def add(
         str | None,
         typer.Option("--at", metavar="INSTANT", help="Fire once, then: 2030-01-31T08:00:00Z.", rich_help_panel=TIMES),
     ] = None,
-    timezone: Annotated[
-        str | None,
-        typer.Option(
-            "--timezone",
-            metavar="NAME",
-            help="Time zone of the crontab, such as Europe/Berlin. Else UTC.",
-            rich_help_panel=TIMES,
-        ),
-    ] = None,
-    start_time: Annotated[
-        str | None,
-        typer.Option("--start-time", metavar="INSTANT", help="No firing before this.", rich_help_panel=TIMES),
-    ] = None,
-    end_time: Annotated[
-        str | None, typer.Option("--end-time", metavar="INSTANT", help="No firing after this.", rich_help_panel=TIMES)
-    ] = None,
-    jitter: Annotated[
-        str | None,
-        typer.Option(
-            "--jitter",
-            metavar="DURATION",
-            help="Delay each task by a random time, at most this.",
-            rich_help_panel=TIMES,
-        ),
-    ] = None,
-    catch_up: Annotated[
-        str,
-        typer.Option(
-            "--catch-up",
-            metavar="none|last|all",
-            help="Which of the firings to make up that were missed while no worker ran.",
-            rich_help_panel=TIMES,
-        ),
-    ] = "last",
-    catch_up_limit: Annotated[
-        int,
-        typer.Option(
-            "--catch-up-limit", help="With all: make up at most this many, the newest.", rich_help_panel=TIMES
-        ),
-    ] = 100,
-    overlap: Annotated[
-        str,
-        typer.Option(
-            "--overlap",
-            metavar="allow|skip",
-            help="skip: do not fire while the task of the last firing has not finished.",
-            rich_help_panel=TIMES,
-        ),
-    ] = "allow",
+    *,
+    times: TimesArguments,
     paused: Annotated[bool, typer.Option("--paused", help="Add the schedule paused.")] = False,
     queue: Annotated[str | None, typer.Option("--queue", help="Queue of the tasks. Else 'default'.")] = None,
-    lookup: LookupFlag = [],  # noqa: B006 typer reads it
+    options: TaskOptions,
+    lookup: LookupCriteria,
     params_file: Annotated[
         str | None, typer.Option("--params-file", metavar="FILE", help="Read the params from a file; '-' is stdin.")
     ] = None,
@@ -127,19 +81,6 @@ def add(
 
     Workers fire the schedule. Each firing publishes one task under the key ID/INSTANT, however many workers there are.
     """
-    given: dict[str, Any] = {"catch_up": catch_up, "catch_up_limit": catch_up_limit, "overlap": overlap}
-    given |= {
-        "paused": paused or None,
-        "queue": queue,
-        "timezone": timezone,
-        "lookup": values.lookup_from_pairs(lookup),
-    }
-    if start_time is not None:
-        given["start_time"] = values.instant(start_time, "start_time")
-    if end_time is not None:
-        given["end_time"] = values.instant(end_time, "end_time")
-    if jitter is not None:
-        given["jitter"] = values.duration(jitter, "jitter")
     read = values.params_from(params, params_file)
     schedule = cli.client().add_schedule(
         schedule_id,
@@ -147,7 +88,10 @@ def add(
         _when(cron, every, at),
         read,
         if_exists=if_exists,  # type: ignore[arg-type]
-        **given,
+        paused=paused or None,
+        queue=queue,
+        **times,
+        **lookup,
         **options,
     )
     _report(cli, schedule)

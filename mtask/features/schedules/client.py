@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias, Unpack
+from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from mtask.arguments.criteria import LookupCriteria
 from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.features.schedules import operations as schedules
@@ -17,17 +18,19 @@ from mtask.features.schedules import triggers
 from mtask.features.schedules.rules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
 from mtask.features.schedules.triggers import Cron, Every, Once
 from mtask.kernel.document.identity import check_text, stored_key
-from mtask.kernel.document.lookup import Lookup, LookupEntry
+from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation
 from mtask.kernel.driver.bson import stored_value
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import IfExists, NewTask
+from mtask.says import Says
 
 #: The times of a schedule: a crontab of five fields, the interval between firings, the time of the only firing, or an
 #: object that holds one of these.
 When: TypeAlias = str | timedelta | datetime | Cron | Every | Once
+TIMES = "When"
 #: A time that is earlier than the firings of any likely schedule.
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 #: No schedule begins, ends or fires earlier.
@@ -92,20 +95,39 @@ def check_schedule_id(schedule_id: object) -> str:
     return checked
 
 
-class ScheduleArguments(TaskOptions, total=False):
+class TimesArguments(TypedDict, total=False):
+    """When a schedule fires, beside its crontab or interval."""
+
+    timezone: Annotated[
+        str | None, Says("Time zone of the crontab, such as Europe/Berlin. Else UTC.", "NAME", panel=TIMES)
+    ]
+    start_time: Annotated[datetime | None, Says("No firing before this.", "INSTANT", panel=TIMES)]
+    end_time: Annotated[datetime | None, Says("No firing after this.", "INSTANT", panel=TIMES)]
+    jitter: Annotated[
+        timedelta | float | None, Says("Delay each task by a random time, at most this.", "DURATION", panel=TIMES)
+    ]
+    catch_up: Annotated[
+        CatchUp,
+        Says("Which of the firings to make up that were missed while no worker ran.", panel=TIMES, default="last"),
+    ]
+    catch_up_limit: Annotated[int, Says("With all: make up at most this many, the newest.", panel=TIMES, default=100)]
+    overlap: Annotated[
+        Overlap,
+        Says("skip: do not fire while the task of the last firing has not finished.", panel=TIMES, default="allow"),
+    ]
+
+
+class FiringArguments(TimesArguments, LookupCriteria, TaskOptions, total=False):
+    """The keyword arguments of `App.schedule`."""
+
+    queue: Annotated[str | None, Says("Queue of the tasks. Else 'default'.")]
+
+
+class ScheduleArguments(FiringArguments, total=False):
     """The keyword arguments of a schedule."""
 
-    timezone: str | None
-    start_time: datetime | None
-    end_time: datetime | None
-    jitter: timedelta | float | None
-    catch_up: CatchUp
-    catch_up_limit: int
-    overlap: Overlap
-    paused: bool | None
-    queue: str | None
-    lookup: Lookup | None
-    tenant: str | None
+    paused: Annotated[bool | None, Says("Add the schedule paused.")]
+    tenant: Annotated[str | None, Says("Whose tasks it publishes.", flag="")]
 
 
 class ScheduleSpec:
@@ -117,36 +139,24 @@ class ScheduleSpec:
         task: TaskRef,
         when: When,
         params: Any = None,
-        *,
-        timezone: str | None = None,
-        start_time: datetime | None = None,
-        end_time: datetime | None = None,
-        jitter: timedelta | float | None = None,
-        catch_up: CatchUp = "last",
-        catch_up_limit: int = 100,
-        overlap: Overlap = "allow",
-        paused: bool | None = None,
-        queue: str | None = None,
-        lookup: Lookup | None = None,
-        tenant: str | None = None,
-        **options: Unpack[TaskOptions],
+        **given: Unpack[ScheduleArguments],
     ) -> None:
         self.schedule_id = schedule_id
         self.task = task
         self.when = when
         self.params = params
-        self.timezone = timezone
-        self.start_time = start_time
-        self.end_time = end_time
-        self.jitter = jitter
-        self.catch_up = catch_up
-        self.catch_up_limit = catch_up_limit
-        self.overlap = overlap
-        self.paused = paused
-        self.queue = queue
-        self.lookup = lookup
-        self.tenant = tenant
-        self.options = options
+        self.timezone = given.pop("timezone", None)
+        self.start_time = given.pop("start_time", None)
+        self.end_time = given.pop("end_time", None)
+        self.jitter = given.pop("jitter", None)
+        self.catch_up = given.pop("catch_up", "last")
+        self.catch_up_limit = given.pop("catch_up_limit", 100)
+        self.overlap = given.pop("overlap", "allow")
+        self.paused = given.pop("paused", None)
+        self.queue = given.pop("queue", None)
+        self.lookup = given.pop("lookup", None)
+        self.tenant = given.pop("tenant", None)
+        self.options: TaskOptions = given
 
     def __repr__(self) -> str:
         return f"ScheduleSpec({self.schedule_id!r}, {self.task!r}, {self.when!r})"

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtask.kernel.operations.publish import IfExists
 from mtask.web.models.common import Body, Instant, OpenAnswer, Params
-from mtask.web.models.publishing import IfExists
 from mtask.web.schemas import CatchUpLimit, Jitter, Lookup, Name, Options, Tenant, Text, says
 
 

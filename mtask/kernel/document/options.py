@@ -23,7 +23,9 @@ from pydantic import (
 
 from mtask.errors import InvalidOption, UnknownOption, shown
 from mtask.kernel.document.identity import check_text
+from mtask.says import Says
 
+TASK_OPTIONS = "Task options"
 #: The longest duration of an option: ten years, in ms.
 MAX_DURATION_MS = 315_360_000_000
 #: The shortest interval between two pings, in ms: each ping is a write. If a document asks for a shorter interval, its
@@ -149,23 +151,43 @@ def ping_seconds(interval_ms: float, lease_ms: float) -> float:
     return max(interval_ms, min(MIN_PING_INTERVAL_MS, lease_ms / 3)) / 1000
 
 
+def _says(text: str, metavar: str | None = None) -> Says:
+    return Says(text, metavar, panel=TASK_OPTIONS)
+
+
 class TaskOptions(TypedDict, total=False):
     """The options of a task as keyword arguments. A duration is a whole number of milliseconds, or a timedelta."""
 
-    priority: int
-    concurrent_worker_cnt: int
-    ping_interval_ms: int | timedelta
-    worker_timeout_ms: int | timedelta
-    specific_worker_ids: list[str]
-    max_unexpected_retries: int
-    unexpected_retry_delay_ms: int | timedelta
-    retry_backoff: float
-    retry_max_delay_ms: int | timedelta | None
-    retry_scope: RetryScope
-    run_timeout_ms: int | timedelta | None
-    retain_success_ms: int | timedelta | None
-    retain_fail_ms: int | timedelta | None
-    limit_key: str | None
+    priority: Annotated[int, _says("Tasks with a higher number go first.", "NUMBER")]
+    concurrent_worker_cnt: Annotated[
+        int, _says("Number of different workers that must succeed, and that may hold it at once.", "NUMBER")
+    ]
+    ping_interval_ms: Annotated[int | timedelta, _says("Time between the pings of a run.", "DURATION")]
+    worker_timeout_ms: Annotated[
+        int | timedelta, _says("Length of the lease; longer than the ping interval.", "DURATION")
+    ]
+    specific_worker_ids: Annotated[list[str], _says("Only these workers may run it; '' = any.", "ID,ID")]
+    max_unexpected_retries: Annotated[
+        int, _says("Number of failed and timed-out runs to tolerate; -1 = no limit.", "NUMBER")
+    ]
+    unexpected_retry_delay_ms: Annotated[int | timedelta, _says("Delay of a retry after a failed run.", "DURATION")]
+    retry_backoff: Annotated[float, _says("Each further delay is longer by this factor; 1 = constant.", "FACTOR")]
+    retry_max_delay_ms: Annotated[
+        int | timedelta | None, _says("Longest delay of a retry; 'none' = no limit.", "DURATION")
+    ]
+    retry_scope: Annotated[RetryScope, _says("Whether the number of retries is for the task or for each worker.")]
+    run_timeout_ms: Annotated[
+        int | timedelta | None, _says("A longer run is ended and counts as failed; 'none' = no limit.", "DURATION")
+    ]
+    retain_success_ms: Annotated[
+        int | timedelta | None, _says("Time from its SUCCESS to its removal; 'none' = kept.", "DURATION")
+    ]
+    retain_fail_ms: Annotated[
+        int | timedelta | None, _says("Time from its FAIL or CANCELED to its removal; 'none' = kept.", "DURATION")
+    ]
+    limit_key: Annotated[
+        str | None, _says("Key under which the queue's limits for each key count it; 'none' = no key.", "KEY")
+    ]
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(TaskOption.model_fields)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+
+from mtask.says import hints_of
+from mtask.web.schemas import CallId, Key, Lookup, Status, Tenant, Text, Wait
 
 ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
 
@@ -41,6 +45,48 @@ class Body(BaseModel):
     """The body of a request: it has no other members, and their types are exact."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+B = TypeVar("B", bound=Body)
+#: What a schema says of an argument of this name; and of each of several values. The others are as their types say.
+_IN_JSON: Mapping[str, Any] = {
+    "call_id": CallId,
+    "delay": Seconds,
+    "key": Key,
+    "key_prefix": Key,
+    "lookup": Lookup,
+    "queue": Text,
+    "start_time": Instant,
+    "tenant": Tenant,
+}
+EACH: Mapping[str, Any] = {"key": Key, "status": Status}
+
+
+def _in_json(name: str, told: Any) -> Any:
+    kinds = get_args(told)
+    if Sequence[str] in kinds:
+        return Annotated[list[EACH.get(name, str)], Field(min_length=1, max_length=1000)] | None  # type: ignore[misc]
+    told_so = _IN_JSON.get(name, Wait if timedelta in kinds else None)
+    return told if told_so is None else told_so | None
+
+
+def taking(declared: Any) -> Callable[[type[B]], type[B]]:
+    """Give a body the members that a TypedDict declares, as JSON has them, beside those that it has already."""
+
+    def extended(cls: type[B]) -> type[B]:
+        given: Any = {
+            name: (_in_json(name, hint.__origin__), hint.__metadata__[0].default)
+            for name, hint in hints_of(declared)
+            if name not in cls.model_fields
+        }
+        return create_model(cls.__name__, __base__=cls, __module__=cls.__module__, __doc__=cls.__doc__, **given)
+
+    return extended
+
+
+def taken(body: Body, declared: Any) -> Any:
+    """Return the declared arguments that a body has, as keywords for the client."""
+    return {name: getattr(body, name) for name in declared.__annotations__ if name in type(body).model_fields}
 
 
 class ProblemDocument(BaseModel):

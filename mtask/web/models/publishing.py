@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtask.arguments.publish import OwnArguments, PublishManyArguments, WorkArguments
+from mtask.features.gathering.client import CallArguments
 from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, Told
-from mtask.web.models.common import Body, Instant, Params, ProblemDocument, Seconds
-from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Tenant, Text, Wait, says
-
-IfExists = Literal["keep", "update", "reject"]
+from mtask.web.models.common import Body, Params, ProblemDocument, taking
+from mtask.web.schemas import Key, Name, Options, Tenant, says
 
 
 class CallbackBody(Body):
@@ -34,47 +34,35 @@ class CallbackBody(Body):
     )
 
 
+@taking(WorkArguments)
 class WorkBody(Body):
     """What a task and a step of a flow have in common."""
 
     params: Params = None
-    queue: Text | None = None
-    start_time: Instant | None = None
-    delay: Seconds | None = None
     callback: CallbackBody | None = None
     options: Options = Field(default_factory=dict)
 
 
+@taking(OwnArguments)
 class TaskBody(WorkBody):
     """A task without its name and key."""
 
-    lookup: Lookup | None = None
     #: Only for a token without a tenant: another token publishes for its own tenant.
     tenant: Tenant | None = None
 
 
+@taking(PublishManyArguments)
 class Existing(Body):
     """What becomes of a task that exists already, and how calls under one key gather."""
 
-    if_exists: IfExists = "keep"
-    clean_failed: bool = False
-    clean_success: bool = False
-    not_update_running: bool = False
-    debounce: Wait | None = None
-    max_wait: Wait | None = None
-    collect: bool = False
-    if_running: Literal["keep", "again"] = "keep"
-    window: Wait | None = None
 
-
+@taking(CallArguments)
 class PutTask(TaskBody, Existing):
     """The body of `PUT /v1/tasks/{name}/{key}`."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"params": {"to": "a@b.c", "subject": "hi"}, "options": {"priority": 5}}]}
     )
-
-    call_id: CallId | None = None
 
 
 class PublishTask(PutTask):

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fastapi import Header, Response
 
-from mtask.arguments.publish import policy
+from mtask.arguments.publish import PolicyArguments, PublishManyArguments, TaskArguments, policy
 from mtask.client import AsyncClient, TaskSpec
 from mtask.errors import DatabaseError, InvalidInput, TaskError
 from mtask.kernel.document.identity import check_key, check_name, fresh_key, stored_key, task_id_of
@@ -16,8 +16,8 @@ from mtask.kernel.operations.publish import Published
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
+from mtask.web.models.common import taken
 from mtask.web.models.publishing import (
-    Existing,
     JobBody,
     PublishBatch,
     PublishedBatch,
@@ -118,25 +118,13 @@ async def put(name: TaskName, key: TaskKey, body: PutTask, client: TheClient, ca
 async def _publish(
     body: PutTask, name: str, key: str, client: AsyncClient, caller: Caller, *, is_implied: bool
 ) -> Response:
-    spec = _spec(body, name, key, caller)
-    if policy(**_existing(body), call_id=body.call_id).replaces_options:
+    task, existing = _arguments(body, key, caller), taken(body, PolicyArguments)
+    spec = TaskSpec(check_name(name), body.params, **task)
+    if policy(**existing).replaces_options:
         check_retention(spec.options, caller)
     made: dict[str, Any] = _named(spec, caller)
     try:
-        result = await client.publish(
-            spec.task,
-            spec.params,
-            key=spec.key,
-            queue=spec.queue,
-            start_time=spec.start_time,
-            delay=spec.delay,
-            lookup=spec.lookup,
-            callback=spec.callback,
-            tenant=spec.tenant,
-            **_existing(body),
-            call_id=body.call_id,
-            **spec.options,
-        )
+        result = await client.publish(spec.task, spec.params, **task, **existing)
         made |= {"created": result.created, "updated": result.updated}
         if not result.created and not result.updated:
             differs = (await _differing(client, [(result.task_id, body.params)]))[0]
@@ -152,30 +140,17 @@ async def _publish(
     return views.answer(made, 201 if result.created else 200, {"Location": location})
 
 
-def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
+def _arguments(body: TaskBody, key: str, caller: Caller) -> Any:
+    """Return the task of a body as keywords for the client, but for its name and its params."""
     options, tenant = checked_options(body.options), tenant_of(body.tenant, caller)
-    return TaskSpec(
-        check_name(name),
-        body.params,
-        key=key,
-        tenant=tenant,
-        queue=body.queue,
-        start_time=body.start_time,
-        delay=body.delay,
-        lookup=body.lookup,
-        callback=checked_callback(body.callback, tenant),
-        **options,
-    )
+    checked = {"key": key, "tenant": tenant, "callback": checked_callback(body.callback, tenant)}
+    return {**taken(body, TaskArguments), **checked, **options}
 
 
 def _named(spec: TaskSpec, caller: Caller) -> dict[str, Any]:
     """Return the id, the name and the key of a new task as the caller sees them."""
     name, key = str(spec.task), caller.shown_key(stored_key(spec.tenant, spec.key))
     return {"task_id": task_id_of(name, key), "name": name, "key": key}
-
-
-def _existing(body: Existing) -> Any:
-    return {name: getattr(body, name) for name in Existing.model_fields}
 
 
 def _differs(given: Any, stored: Any) -> bool | None:
@@ -196,7 +171,8 @@ async def publish_batch(
     body: PublishBatch, client: TheClient, caller: TheCaller, idempotency_key: IdempotencyKey = None
 ) -> Any:
     """Publish up to 1,000 tasks. The answer tells of each one. With an Idempotency-Key, task i has the key HEADER/i."""
-    checked = policy(**_existing(body))
+    existing = taken(body, PublishManyArguments)
+    checked = policy(**existing)
     if idempotency_key is not None:
         check_key(idempotency_key)
     rows: list[dict[str, Any]] = []
@@ -207,7 +183,8 @@ async def publish_batch(
         key = entry.key if entry.key is not None else fresh
         rows.append({"task_id": task_id_of(entry.name, key), "name": entry.name, "key": key})
         try:
-            spec = _spec(entry, entry.name, check_key(key), caller)
+            check_key(key)
+            spec = TaskSpec(check_name(entry.name), entry.params, **_arguments(entry, key, caller))
             if checked.replaces_options:
                 check_retention(spec.options, caller)
             spec.prepare(checked)
@@ -216,7 +193,7 @@ async def publish_batch(
         except InvalidInput as error:
             rows[index] |= {"created": False, "updated": False, "problem": document_of(error, caller)}
     try:
-        results = dict(zip(specs, await client.publish_many(specs.values(), **_existing(body)), strict=True))
+        results = dict(zip(specs, await client.publish_many(specs.values(), **existing), strict=True))
         untouched = {index: result for index, result in results.items() if _is_untouched(result)}
         pairs = [(result.task_id, body.tasks[index].params) for index, result in untouched.items()]
         differing = dict(zip(untouched, await _differing(client, pairs), strict=True))

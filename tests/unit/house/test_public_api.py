@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import enum
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,7 @@ from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetr
 from mtask.features.schedules.client import ScheduleArguments
 from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.options import TaskOptions
+from mtask.says import Says
 from mtask.search.reasons import Reason
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
@@ -85,7 +87,7 @@ _MADE_BY_US = (
     WorkerMetrics,
 )
 _PROTOCOLS = ("__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__next__", "__aiter__", "__anext__")
-_NOTHING = inspect.Parameter.empty
+_NOTHING, _KEYWORDS = inspect.Parameter.empty, inspect.Parameter.VAR_KEYWORD
 
 
 def described() -> list[str]:
@@ -106,7 +108,7 @@ def described() -> list[str]:
 def _described(title: str, value: Any) -> Iterator[str]:
     if typing.is_typeddict(value):
         yield f"{title}: keyword arguments"
-        yield from _indented(f"{name}: {_text(told)}" for name, told in value.__annotations__.items())
+        yield from _indented(f"{name}: {_type(told)}" for name, told in value.__annotations__.items())
     elif isinstance(value, type):
         yield f"{title}: {_kind(value)}"
         yield from _indented(_members(value))
@@ -175,6 +177,9 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
             parts.append("/")
         if kind is inspect.Parameter.KEYWORD_ONLY and former not in (kind, inspect.Parameter.VAR_POSITIONAL):
             parts.append("*")
+        if declared := _declared(function, parameter):
+            parts += [*([] if former is inspect.Parameter.KEYWORD_ONLY else ["*"]), *declared]
+            continue
         stars = "*" if kind is parameter.VAR_POSITIONAL else "**" if kind is parameter.VAR_KEYWORD else ""
         annotation = "" if parameter.annotation is _NOTHING else f": {_text(parameter.annotation)}"
         default = "" if parameter.default is _NOTHING else f" = {_default(parameter.default)}"
@@ -188,6 +193,23 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
     if len(flat) <= 100:
         return flat
     return "\n".join([f"{word} {name}(", *(f"    {part}," for part in parts), f"){returned}"])
+
+
+def _declared(function: Callable[..., Any], parameter: inspect.Parameter) -> list[str]:
+    """Return the keywords of `**arguments: Unpack[Declared]`, but of a class that the file describes by itself."""
+    named = re.fullmatch(r"Unpack\[(\w+)\]", _text(parameter.annotation)) if parameter.kind is _KEYWORDS else None
+    cls: Any = getattr(inspect.getmodule(function), named[1], None) if named else None
+    if cls is None or cls in _REACHED:
+        return []
+    hints, told = typing.get_type_hints(cls, include_extras=True), dict(cls.__annotations__)
+    options = [told.pop(name) for name in TaskOptions.__annotations__ if name in told]
+    named_ones = [f"{name}: {_type(text)} = {_said(hints[name]).default!r}" for name, text in told.items()]
+    return [*named_ones, *(["**options: Unpack[TaskOptions]"] if options else [])]
+
+
+def _said(hint: Any) -> Says:
+    [said] = [said for said in hint.__metadata__ if isinstance(said, Says)]
+    return said
 
 
 def _fields_of_model(model: type[BaseModel]) -> Iterator[str]:
@@ -220,6 +242,16 @@ def _text(annotation: Any) -> str:
     """Return an annotation as it stands in the source: what a version of Python makes of it is left out."""
     text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
     assert isinstance(text, str), f"{annotation!r}: its module lacks `from __future__ import annotations`"
+    return text
+
+
+def _type(annotation: Any) -> str:
+    """Return the type of a declared argument: what the argument says of itself is help."""
+    text = _text(annotation)
+    parsed = ast.parse(text, mode="eval").body
+    if isinstance(parsed, ast.Subscript) and ast.unparse(parsed.value) == "Annotated":
+        assert isinstance(parsed.slice, ast.Tuple)
+        return ast.unparse(parsed.slice.elts[0])
     return text
 
 

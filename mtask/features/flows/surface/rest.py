@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 from fastapi import Body, Query
 
+from mtask.arguments.publish import WorkArguments
 from mtask.client import Flow
 from mtask.errors import DatabaseError
 from mtask.features.flows.change import ChangedFlow
@@ -20,6 +21,7 @@ from mtask.kernel.document.identity import check_name
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
+from mtask.web.models.common import taken
 from mtask.web.paths import FlowKey
 from mtask.web.problems import response_of
 from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router, tenant_of
@@ -51,10 +53,7 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
             step.params,
             after=step.after,
             on_failed=step.on_failed,
-            queue=step.queue,
-            start_time=step.start_time,
-            delay=step.delay,
-            callback=checked_callback(step.callback, tenant),
+            **{**taken(step, WorkArguments), "callback": checked_callback(step.callback, tenant)},
             **checked_options(step.options),
         )
     try:

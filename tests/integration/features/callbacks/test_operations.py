@@ -359,7 +359,7 @@ def test_neither_a_purge_nor_the_keep_of_a_queue_removes_a_task_whose_end_is_to_
     succeed(store, client)
     assert client.purge(status="SUCCESS") == 0
     assert store.run(queries.remove_older("default", [TaskStatus.SUCCESS], 0)) == 0
-    assert store.run(purging.prepare("SUCCESS", None, None, None, 0).count()) == 0
+    assert store.run(purging.prepare({"status": "SUCCESS"}, None, 0).count()) == 0
     store.run(callbacks.settle_all(["task:k"]))
     assert client.purge(name="task") == 1
 
