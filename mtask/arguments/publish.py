@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
 
 from mtask.arguments.criteria import LookupCriteria
 from mtask.errors import (
     MAX_DELAY,
+    DatabaseBusy,
+    DatabaseUnavailable,
     DocumentTooLarge,
     InvalidInput,
     InvalidParams,
@@ -23,14 +26,23 @@ from mtask.features.callbacks.rules import DELIVERY, stored_callback
 from mtask.features.callbacks.rules import CallbackRef as CallbackRef
 from mtask.features.gathering import client as gathering
 from mtask.features.gathering.client import CallArguments, GatherArguments, Naming, as_argument
-from mtask.kernel.document.handlers import Handler, handler_of
-from mtask.kernel.document.identity import check_name, check_tenant, check_text, fresh_key, stored_key, task_id_of
+from mtask.kernel.document.handlers import Around, Handler, handler_of
+from mtask.kernel.document.identity import (
+    check_name,
+    check_tenant,
+    check_text,
+    fresh_key,
+    own_key,
+    stored_key,
+    task_id_of,
+)
 from mtask.kernel.document.lookup import Lookup, entries_of, values_by_name
 from mtask.kernel.document.options import DEFAULT_OPTION, OPTION_NAMES, TaskOptions, build_option
 from mtask.kernel.document.task import DEFAULT_QUEUE
 from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
-from mtask.kernel.operations.publish import IfExists, NewTask, Policy, PublishPolicy
+from mtask.kernel.driver.operation import Operation
+from mtask.kernel.operations.publish import IfExists, NewTask, Policy, Published, PublishPolicy, check_fields, encoded
 from mtask.says import Says, split
 
 #: The name of a task, or the registered handler of that name.
@@ -146,11 +158,12 @@ class TaskSpec:
 
         `tenant` is the tenant of a spec that names none.
         """
-        handler = handler_of(self.task)
+        handler = None if isinstance(self.task, str) else handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
         _check_ours(name)
         params = _checked_params(name, self.params)
-        collects = gathering.collects(policy)
+        is_plain = isinstance(policy, Policy)
+        collects = not is_plain and gathering.collects(policy)
         if collects:
             gathering.check_size(name, params)
         if handler and self.options:
@@ -162,7 +175,8 @@ class TaskSpec:
         key = stored_key(tenant, self.key if self.key is not None else fresh_key(datetime.now(UTC)))
         default_queue = handler.queue if handler else DEFAULT_QUEUE
         option = build_option(handler.options if handler else {}, dict(self.options))
-        gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
+        if not is_plain:
+            gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
         return NewTask(
             task_id=task_id_of(name, key),
             name=name,
@@ -173,7 +187,7 @@ class TaskSpec:
             start=_start(self.start_time, self.delay, named),
             lookup=_lookup(None if collects else handler, params, self.lookup),
             trace=self.trace or current_trace(),
-            callback=stored_callback(self.callback, tenant),
+            callback=None if self.callback is None else stored_callback(self.callback, tenant),
             tenant=tenant,
         )
 
@@ -221,14 +235,14 @@ def policy(
     **gathers: Unpack[CallArguments],
 ) -> PublishPolicy:
     """Check the arguments about tasks that exist already; return them as a policy. Messages name them by `named`."""
-    cleans = f"{named('clean_failed')} and {named('clean_success')}"
     if if_exists not in ("keep", "update", "reject"):
         message = f'{named("if_exists")} is "keep", "update" or "reject", not {shown(if_exists)}'
         raise InvalidInput(message, field="if_exists")
     if if_exists == "reject" and (clean_failed or clean_success):
+        cleans = f"{named('clean_failed')} and {named('clean_success')}"
         message = f"{named(_REJECT)} leaves an existing task alone: drop {cleans}."
         raise InvalidInput(message, field="if_exists")
-    own = gathering.prepare(**gathers, named=named)
+    own = gathering.prepare(**gathers, named=named) if gathers else None
     if own is not None and (if_exists != "keep" or clean_failed or clean_success or not_update_running):
         raise InvalidInput(
             f"{named('debounce')}, {named('collect')}, {named('if_running')} and {named('window')} decide about an "
@@ -351,3 +365,80 @@ def explain_unstorable(error: NotStorable | DocumentTooLarge, name: str) -> Inva
         limit = MAX_VALUE_BYTES // 2**20
         return InvalidParams(name, f"they exceed {limit} MB: store them elsewhere and pass a reference")
     return InvalidParams(name, f"they cannot be stored as BSON: {error.reason}")
+
+
+# --- publishing ------------------------------------------------------------------------------------------
+
+
+def publish(
+    spec: TaskSpec,
+    policy: PublishPolicy,
+    middleware: Sequence[Around[TaskSpec]] = (),
+    *,
+    in_session: bool = False,
+    tenant: str | None = None,
+) -> Operation[Published]:
+    """Publish one task. `tenant` is the tenant of a spec that names none."""
+    if middleware:
+        from mtask.arguments import middleware as within  # it imports this module
+
+        then = partial(publish, policy=policy, in_session=in_session, tenant=tenant)
+        return within.publish(spec, middleware, then)
+    prepared = spec.prepare(policy, tenant=tenant)
+
+    def operation() -> Operation[Published]:
+        try:
+            yield from check_fields([prepared])
+            (new,) = yield from encoded([prepared])
+            return (yield from policy.publish(new, in_session=in_session))
+        except DatabaseUnavailable as error:
+            _tell_keys(error, [spec], [prepared])
+            raise
+        except (NotStorable, DocumentTooLarge) as error:
+            raise explain_unstorable(error, prepared.name) from error
+
+    return operation()
+
+
+def publish_many(
+    specs: Iterable[TaskSpec],
+    policy: PublishPolicy,
+    middleware: Sequence[Around[TaskSpec]] = (),
+    *,
+    in_session: bool,
+    tenant: str | None = None,
+) -> Operation[list[Any]]:
+    """Publish many tasks. `tenant` is the tenant of the specs that name none."""
+    if middleware:
+        from mtask.arguments import middleware as within
+
+        then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant)
+        return within.publish_many(specs, middleware, then)
+    specs = list(specs)
+    prepared = prepare_many(specs, policy, tenant)
+
+    def operation() -> Operation[list[Any]]:
+        if not prepared:
+            return []
+        try:
+            yield from check_fields(prepared)
+            new = yield from encoded(prepared)
+            return (yield from policy.publish_many(new, in_session=in_session))
+        except DatabaseUnavailable as error:
+            _tell_keys(error, specs, prepared)
+            raise
+        except (NotStorable, DocumentTooLarge) as error:
+            reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
+            raise InvalidParams(
+                prepared[0].name, f"{reason}: {error.reason}. Tasks before it may be published; call again"
+            ) from error
+
+    return operation()
+
+
+def _tell_keys(error: DatabaseUnavailable, specs: Sequence[TaskSpec], prepared: Sequence[NewTask]) -> None:
+    """Have the error tell the keys that were made: a repeat without them would publish other tasks."""
+    pairs = enumerate(zip(specs, prepared, strict=True))
+    keys = {place: own_key(new.tenant, new.key) for place, (spec, new) in pairs if spec.key is None}
+    if keys and not isinstance(error, DatabaseBusy):
+        error.repeat_with(keys)

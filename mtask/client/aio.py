@@ -162,7 +162,7 @@ class AsyncClient(AsyncConnection):
         """
         spec, policy = publication.published_by(task, params, arguments)
         is_in_session = session is not None
-        request = requests.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
+        request = publication.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return await self._run(request, session)
 
     async def publish_many(
@@ -178,8 +178,8 @@ class AsyncClient(AsyncConnection):
         """
         check_names(PublishManyArguments, arguments)
         policy = publication.policy(**arguments)
-        is_in_session = session is not None
-        request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
+        is_in_session, tenant = session is not None, self._tenant
+        request = publication.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=tenant)
         return await self._run(request, session)
 
     async def publish_flow(self, flow: Flow, *, session: Any = None) -> PublishedFlow:

@@ -9,21 +9,14 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from mtask.arguments import middleware as within
-from mtask.arguments.middleware import PublishMiddleware
 from mtask.arguments.pointers import TaskPointer, id_of, ids_of, position_of
-from mtask.arguments.publish import UNCHANGED, TaskRef, TaskSpec, checked_params, explain_unstorable, prepare_many
+from mtask.arguments.publish import UNCHANGED, TaskRef, checked_params
 from mtask.client import views
 from mtask.client.versions import is_etag_of
 from mtask.errors import (
-    DatabaseBusy,
-    DatabaseUnavailable,
     DependencyFailed,
-    DocumentTooLarge,
     InvalidInput,
-    InvalidParams,
     MalformedTask,
-    NotStorable,
     OperationFailed,
     PreconditionFailed,
     ResultLost,
@@ -34,7 +27,7 @@ from mtask.errors import (
     TaskRunning,
     shown,
 )
-from mtask.kernel.document.identity import check_text, own_key
+from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.parts import Sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task, WorkerDocument
@@ -42,7 +35,6 @@ from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import encode, workers
-from mtask.kernel.operations.publish import NewTask, Published, PublishPolicy
 from mtask.kernel.operations.relays import settle_all, settle_marked
 from mtask.kernel.statements import filters
 from mtask.kernel.statements.publish import NewParams
@@ -73,76 +65,6 @@ After: TypeAlias = TaskPointer | None
 _LASTS, _EVENT_WAIT, _READ_EVERY = 1.0, 1.0, 30.0
 #: The first and the longest pause between two reads of a task that is waited for, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-
-
-def publish(
-    spec: TaskSpec,
-    policy: PublishPolicy,
-    middleware: PublishMiddleware = (),
-    *,
-    in_session: bool = False,
-    tenant: str | None = None,
-) -> Operation[Published]:
-    """Publish one task. `tenant` is the tenant of a spec that names none."""
-    if middleware:
-        then = partial(publish, policy=policy, in_session=in_session, tenant=tenant)
-        return within.publish(spec, middleware, then)
-    prepared = spec.prepare(policy, tenant=tenant)
-
-    def operation() -> Operation[Published]:
-        try:
-            yield from workers.check_fields([prepared])
-            (new,) = yield from encode.tasks([prepared])
-            return (yield from policy.publish(new, in_session=in_session))
-        except DatabaseUnavailable as error:
-            _tell_keys(error, [spec], [prepared])
-            raise
-        except (NotStorable, DocumentTooLarge) as error:
-            raise explain_unstorable(error, prepared.name) from error
-
-    return operation()
-
-
-def publish_many(
-    specs: Iterable[TaskSpec],
-    policy: PublishPolicy,
-    middleware: PublishMiddleware = (),
-    *,
-    in_session: bool,
-    tenant: str | None = None,
-) -> Operation[list[Any]]:
-    """Publish many tasks. `tenant` is the tenant of the specs that name none."""
-    if middleware:
-        then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant)
-        return within.publish_many(specs, middleware, then)
-    specs = list(specs)
-    prepared = prepare_many(specs, policy, tenant)
-
-    def operation() -> Operation[list[Any]]:
-        if not prepared:
-            return []
-        try:
-            yield from workers.check_fields(prepared)
-            new = yield from encode.tasks(prepared)
-            return (yield from policy.publish_many(new, in_session=in_session))
-        except DatabaseUnavailable as error:
-            _tell_keys(error, specs, prepared)
-            raise
-        except (NotStorable, DocumentTooLarge) as error:
-            reason = "a task's params cannot be stored" if isinstance(error, NotStorable) else "a task exceeds 16 MB"
-            raise InvalidParams(
-                prepared[0].name, f"{reason}: {error.reason}. Tasks before it may be published; call again"
-            ) from error
-
-    return operation()
-
-
-def _tell_keys(error: DatabaseUnavailable, specs: Sequence[TaskSpec], prepared: Sequence[NewTask]) -> None:
-    """Have the error tell the keys that were made: a repeat without them would publish other tasks."""
-    pairs = enumerate(zip(specs, prepared, strict=True))
-    keys = {place: own_key(new.tenant, new.key) for place, (spec, new) in pairs if spec.key is None}
-    if keys and not isinstance(error, DatabaseBusy):
-        error.repeat_with(keys)
 
 
 def get(task_id: str) -> Operation[Task]:

@@ -163,7 +163,7 @@ class Client(SyncConnection):
         """
         spec, policy = publication.published_by(task, params, arguments)
         is_in_session = session is not None
-        request = requests.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
+        request = publication.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         return self._run(request, session)
 
     def publish_many(
@@ -179,8 +179,8 @@ class Client(SyncConnection):
         """
         check_names(PublishManyArguments, arguments)
         policy = publication.policy(**arguments)
-        is_in_session = session is not None
-        request = requests.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
+        is_in_session, tenant = session is not None, self._tenant
+        request = publication.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=tenant)
         return self._run(request, session)
 
     def publish_flow(self, flow: Flow, *, session: SyncSession | None = None) -> PublishedFlow:

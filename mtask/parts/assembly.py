@@ -135,7 +135,7 @@ class Assembly:
         hooks = features.hooks()
         settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
         successes = judged_by(app.handlers)
-        watch = partial(watch_finish, around.finish, scope.worker_id)
+        watch = partial(watch_finish, around.finish, scope.worker_id) if around.finish else None
         finisher = Finisher(scope, pinger, limits, settlers, successes, watch)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation

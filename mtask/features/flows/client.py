@@ -27,8 +27,7 @@ from mtask.kernel.document.identity import check_key, check_tenant, check_text, 
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import MAX_STEPS, OnFailed
 from mtask.kernel.driver.operation import Operation
-from mtask.kernel.operations import workers
-from mtask.kernel.operations.publish import Published
+from mtask.kernel.operations.publish import Published, check_fields
 
 MAX_EDGES = 100_000
 MAX_AFTER_BYTES = 4 * 1024 * 1024
@@ -234,7 +233,7 @@ class FlowPublication:
     def operation(self) -> Operation[PublishedFlow]:
         """Return the operation that publishes the flow. It must run in a transaction, and can be repeated."""
         try:
-            yield from workers.check_fields([step.task for step in self._flow.steps])
+            yield from check_fields([step.task for step in self._flow.steps])
             return (yield from publishing.publish(self._flow))
         except (NotStorable, DocumentTooLarge) as error:
             raise InvalidParams(self._flow.head.task.name, f"a step cannot be stored: {error.reason}") from error

@@ -15,8 +15,8 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import MAX_STEPS, SCHEMA_VERSION, OnFailed
 from mtask.kernel.driver.indexes import FLOW_INDEX
 from mtask.kernel.driver.operation import Operation, places, tasks
-from mtask.kernel.operations import encode, workers
-from mtask.kernel.operations.publish import NewTask, milliseconds
+from mtask.kernel.operations import workers
+from mtask.kernel.operations.publish import NewTask, encoded, milliseconds
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import publish as requests
 
@@ -82,8 +82,8 @@ def publish(flow: NewFlow) -> Operation[PublishedFlow]:
     if taken:
         are_own = tenant is None or all(document.get("tenant") == tenant for document in taken)
         raise FlowConflict(flow.key, [document["_id"] for document in taken], not_of=None if are_own else tenant)
-    encoded = yield from encode.tasks([step.task for step in flow.steps])
-    steps = [replace(step, task=task) for step, task in zip(flow.steps, encoded, strict=True)]
+    new = yield from encoded([step.task for step in flow.steps])
+    steps = [replace(step, task=task) for step, task in zip(flow.steps, new, strict=True)]
     flow = replace(flow, steps=steps)
     watches = _Watches.of(flow)
     now = yield from _insert_head(flow, watches)

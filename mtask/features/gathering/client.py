@@ -136,8 +136,6 @@ def check_task(
     named: Naming = as_argument,
 ) -> None:
     """Check that a task fits the way in which it gathers; raise InvalidInput."""
-    if isinstance(policy, Policy):
-        return
     if key is None:
         which = ", ".join(named(name) for name in ("debounce", "collect", _AGAIN))
         message = f"give {named('key')}, too: {which} and {named('window')} are about the calls of one key."

@@ -10,27 +10,12 @@ from mtask.kernel.document.parts import Sealed
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner, owner_of
 from mtask.kernel.driver.operation import Operation
-from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
 from mtask.kernel.statements.publish import NewParams
 
 #: The names under which the values of a task are encoded.
 PARAMS, RETURNS, REASON, MESSAGE = "params", "returns", "reason", "message"
-
-
-def tasks(batch: Sequence[NewTask]) -> Operation[Sequence[NewTask]]:
-    """Encode params and lookups of new tasks.
-
-    Raises subclasses of EncryptionError, InvalidLookup, WorkersTooOld, and subclasses of DatabaseError.
-    """
-    codec: Codec = yield GET_CODEC
-    if codec.is_plain:
-        return batch
-    owners = [Owner(task.name, task.key, [task.queue]) for task in batch]
-    yield from codec.load(owners, to_publish=True)
-    pairs = zip(owners, batch, strict=True)
-    return [replace(task, **codec.content(owner, task.params, task.lookup)) for owner, task in pairs]
 
 
 def owed(batch: Sequence[OwedTask]) -> Operation[list[OwedTask]]:

@@ -6,16 +6,18 @@ A policy sets the effect of a publish on a task that exists already.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from pymongo import UpdateOne
 
-from mtask.errors import DuplicateKey, TaskExists, TaskRunning
-from mtask.kernel.document.parts import OPTIONAL
+from mtask.errors import DuplicateKey, TaskExists, TaskRunning, WorkersTooOld
+from mtask.kernel.document.parts import KNOWN_SINCE, OPTIONAL
 from mtask.kernel.driver.bson import as_sent
+from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation, command, tasks
+from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
@@ -252,3 +254,26 @@ def publish_many(
         except (TaskExists, TaskRunning) as error:
             results.append(error)
     return results
+
+
+def check_fields(tasks: Sequence[NewTask]) -> Operation[None]:
+    """Raise WorkersTooOld if a live worker does not know a field that one of these new tasks has."""
+    for name, (_, what) in KNOWN_SINCE.items():
+        if any(getattr(task, name) is not None for task in tasks):
+            old = yield from workers.without_field(name)
+            if old:
+                raise WorkersTooOld(old, what=what)
+
+
+def encoded(batch: Sequence[NewTask]) -> Operation[Sequence[NewTask]]:
+    """Encode params and lookups of new tasks.
+
+    Raises subclasses of EncryptionError, InvalidLookup, WorkersTooOld, and subclasses of DatabaseError.
+    """
+    codec: Codec = yield GET_CODEC
+    if codec.is_plain:
+        return batch
+    owners = [Owner(task.name, task.key, [task.queue]) for task in batch]
+    yield from codec.load(owners, to_publish=True)
+    pairs = zip(owners, batch, strict=True)
+    return [replace(task, **codec.content(owner, task.params, task.lookup)) for owner, task in pairs]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
-from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound, WorkersTooOld
+from mtask.errors import DuplicateKey, WorkerIdInUse, WorkerNotFound
 from mtask.kernel.document.parts import KNOWN_SINCE
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.document.task import FLOWS_REVISION, SCHEMA_REVISION, TENANTS_REVISION
@@ -132,15 +132,6 @@ def without_flows(limit: int) -> Operation[list[str]]:
 def without_field(name: str, limit: int = 5) -> Operation[list[str]]:
     """Return live workers of a version that does not know this field of tasks."""
     return (yield from older(KNOWN_SINCE[name][0], limit))
-
-
-def check_fields(tasks: Sequence[object]) -> Operation[None]:
-    """Raise WorkersTooOld if a live worker does not know a field that one of these new tasks has."""
-    for name, (_, what) in KNOWN_SINCE.items():
-        if any(getattr(task, name) is not None for task in tasks):
-            old = yield from without_field(name)
-            if old:
-                raise WorkersTooOld(old, what=what)
 
 
 def without_tenants(limit: int) -> Operation[list[str]]:

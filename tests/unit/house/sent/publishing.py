@@ -177,7 +177,7 @@ def _callbacks() -> dict[str, object]:
     row = stored(callback_owed=[end, {**end, "number": 2, "tenant": "acme", "secret": None}])
     return {
         "callbacks: workers": told(workers.without_field("callback")),
-        "callbacks: fields": told(workers.check_fields([FULL])),
+        "callbacks: fields": told(publishing.check_fields([FULL])),
         "callbacks owed for long": told(callbacks.owed_for(timedelta(minutes=5), 10)),
         "callbacks under way": told(callbacks.deliveries(TaskStatus.RUNNING, 10)),
         "callbacks due": told(callbacks.deliveries(TaskStatus.INIT, 10, is_due=True)),
