@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +27,7 @@ from mtask.features.callbacks.rules import DELIVERY, stored_callback
 from mtask.features.callbacks.rules import CallbackRef as CallbackRef
 from mtask.features.gathering import client as gathering
 from mtask.features.gathering.client import CallArguments, GatherArguments, Naming, as_argument
-from mtask.kernel.document.handlers import Around, Handler, handler_of
+from mtask.kernel.document.handlers import Around, Begun, Handler, enter, handler_of, leave
 from mtask.kernel.document.identity import (
     check_name,
     check_tenant,
@@ -380,10 +381,8 @@ def publish(
 ) -> Operation[Published]:
     """Publish one task. `tenant` is the tenant of a spec that names none."""
     if middleware:
-        from mtask.arguments import middleware as within  # it imports this module
-
         then = partial(publish, policy=policy, in_session=in_session, tenant=tenant)
-        return within.publish(spec, middleware, then)
+        return publish_around(spec, middleware, then)
     prepared = spec.prepare(policy, tenant=tenant)
 
     def operation() -> Operation[Published]:
@@ -410,10 +409,8 @@ def publish_many(
 ) -> Operation[list[Any]]:
     """Publish many tasks. `tenant` is the tenant of the specs that name none."""
     if middleware:
-        from mtask.arguments import middleware as within
-
         then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant)
-        return within.publish_many(specs, middleware, then)
+        return publish_many_around(specs, middleware, then)
     specs = list(specs)
     prepared = prepare_many(specs, policy, tenant)
 
@@ -442,3 +439,58 @@ def _tell_keys(error: DatabaseUnavailable, specs: Sequence[TaskSpec], prepared: 
     keys = {place: own_key(new.tenant, new.key) for place, (spec, new) in pairs if spec.key is None}
     if keys and not isinstance(error, DatabaseBusy):
         error.repeat_with(keys)
+
+
+# --- middleware ------------------------------------------------------------------------------------------
+
+# Publishes tasks with middleware around each publish. See `mtask.app.middleware`.
+
+PublishMiddleware = Sequence[Around[TaskSpec]]
+
+
+def publish_around(
+    spec: TaskSpec, middleware: PublishMiddleware, then: Callable[[TaskSpec], Operation[Published]]
+) -> Operation[Published]:
+    """Publish one task with the middleware around the publish. Before its `yield`, a middleware may change the spec."""
+    begun = enter(middleware, spec)
+    try:
+        published = yield from then(spec)
+    except BaseException as error:
+        leave(begun, None, error)
+        raise
+    leave(begun, published)
+    return published
+
+
+def publish_many_around(
+    specs: Iterable[TaskSpec], middleware: PublishMiddleware, then: Callable[[list[TaskSpec]], Operation[list[Any]]]
+) -> Operation[list[Any]]:
+    """Publish many tasks, with the middleware around the publish of each task.
+
+    The middleware gets copies of the specs. If a middleware raises an error before its `yield`, no task is published.
+    """
+    own = [copied(spec) for spec in specs]
+    all_begun: list[Begun] = []
+    try:
+        for spec in own:
+            # For an object that is no TaskSpec, `publish_many` raises an error with a clear message.
+            all_begun.append(enter(middleware, spec) if isinstance(spec, TaskSpec) else [])  # noqa: PERF401 each as it is
+        results = yield from then(own)
+    except BaseException as error:
+        for begun in all_begun:
+            leave(begun, None, error)
+        raise
+    for begun, result in zip(all_begun, results, strict=True):
+        is_error = isinstance(result, Exception)
+        leave(begun, None if is_error else result, result if is_error else None)
+    return results
+
+
+def copied(spec: TaskSpec) -> TaskSpec:
+    """Return a copy of a spec that a middleware may change."""
+    own = copy.copy(spec)
+    if isinstance(own, TaskSpec):
+        own.options = own.options.copy()
+        own.callback = dict(own.callback) if isinstance(own.callback, Mapping) else own.callback
+        own.lookup = dict(own.lookup) if isinstance(own.lookup, Mapping) else own.lookup
+    return own

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from mtask.arguments.middleware import PublishMiddleware
+from mtask.arguments.publish import PublishMiddleware
 from mtask.client import views
 from mtask.database import setup
 from mtask.defaults import DEFAULT_DATABASE

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, Unpack, get_args
 
-from mtask.arguments.middleware import PublishMiddleware, copied
-from mtask.arguments.publish import CallbackRef, TaskRef, TaskSpec
+from mtask.arguments.publish import CallbackRef, PublishMiddleware, TaskRef, TaskSpec, copied
 from mtask.errors import (
     DatabaseBusy,
     DocumentTooLarge,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
-from mtask.arguments.middleware import copied
-from mtask.arguments.publish import TaskRef, TaskSpec
+from mtask.arguments.publish import TaskRef, TaskSpec, copied
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
 from mtask.features.flows import children
 from mtask.features.flows.next import flow_part, owed

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from mtask import App, Client, Context, Retry, TaskSpec
-from mtask.arguments.middleware import PublishMiddleware
+from mtask.arguments.publish import PublishMiddleware
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
