@@ -12,10 +12,9 @@ import pytest
 from mtask import App, AsyncClient, Context, TaskSpec
 from mtask.errors import WorkerIdInUse
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.discovery import buffer as queue
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, stream
+from mtask.kernel.worker.discovery import inbox, ready, stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from mtask.parts import assembly
 from tests.integration.stores import register
@@ -38,7 +37,7 @@ def app() -> App:
 def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backlog(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "PREFERENCE", 0.5, raising=False)
+    monkeypatch.setattr(ready, "PREFERENCE", 0.5)
     peers = Peers("w1")
     peers.update([{"_id": "full", "concurrency": 10, "names": ["work"]}])
     own = [str(number) for number in range(400) if peers.rank(f"work:{number}", "work") == 0][:140]
