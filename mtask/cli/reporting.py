@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mtask.cli import failures, streams
+from mtask.cli import failures
 from mtask.cli.output import as_json_types, clean, console, write_json
 from mtask.errors import MtaskError
 from mtask.kernel.driver.errors import scrubbed
@@ -35,7 +35,7 @@ class NotPrinted(MtaskError):
 
 def of_stdout(error: Exception) -> Exception:
     """Return the error; if it came because stdout takes no text, return one that says so."""
-    return NotPrinted(error) if isinstance(error, OSError) and streams.is_lost(sys.stdout) else error
+    return NotPrinted(error) if isinstance(error, OSError) and failures.is_lost(sys.stdout) else error
 
 
 def report(error: BaseException, *, as_json: bool, no_color: bool, debug: bool) -> int:

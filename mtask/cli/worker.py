@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mtask.cli import streams
+from mtask.cli import failures
 from mtask.errors import MtaskError
 
 _HELP = """Run tasks: find due tasks, claim them, call their handlers, write the results.
@@ -184,7 +184,7 @@ def run() -> None:
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints
         sys.exit(error.exit_code)
     finally:
-        streams.leave_lost()
+        failures.leave_lost()
 
 
 if __name__ == "__main__":

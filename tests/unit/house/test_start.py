@@ -47,8 +47,8 @@ _DRIVERS = {"asyncio", "bson", "mtask.app", "mtask.client", "mtask.kernel", "pyd
 #: The starts, with the modules that they must not import: each stands for all that it brings.
 STARTS = {
     "import mtask": (f"import mtask\n{_MODULES}", {*_DRIVERS, "contextlib", "re", "typing"}),
-    "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.root", "pathlib", "rich", "typer", "typing"}),
-    "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.root", "rich", "typer"}),
+    "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.commands", "pathlib", "rich", "typer", "typing"}),
+    "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.commands", "rich", "typer"}),
     "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.kernel", "pymongo"}),
     "mtask-worker --version": (
         _WORKER_VERSION,
