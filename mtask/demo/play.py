@@ -10,14 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from mtask import Client, Published, TaskSpec
-from mtask.demo.app import count
-from mtask.demo.counting import Totals, count_file, unreadable
-from mtask.demo.database import DemoDatabase, existing_database, kept_database, temporary_database
+from mtask.demo.app import Totals, count, count_file, unreadable
+from mtask.demo.database import DemoDatabase, existing_database, kept_database, served_page, temporary_database
+from mtask.demo.display import Publication, Summary, summed_up
 from mtask.demo.files import SourceFile
 from mtask.demo.fleet import DemoFailed, Fleet
-from mtask.demo.page import served_page
 from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
-from mtask.demo.summary import Publication, Summary, summed_up
 from mtask.demo.watch import Watch, outcome_of
 
 #: The length of the pause in some tasks. It is long enough for the kill to fall into it, and shorter than the lease.

@@ -10,9 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from mtask import Client, RunStatus, Task, TaskStatus
-from mtask.demo import survey
-from mtask.demo.app import count
-from mtask.demo.counting import Totals
+from mtask.demo import database
+from mtask.demo.app import Totals, count
 from mtask.kernel.document.handlers import handler_of
 from mtask.kernel.document.status import FINAL
 
@@ -89,14 +88,14 @@ class Watch:
 
     def server_version(self) -> str:
         """Return MongoDB's version."""
-        return survey.server_version(self._client.tasks)
+        return database.server_version(self._client.tasks)
 
     def look(self) -> Look:
         """Return the progress of the tasks."""
         tasks: Counter[str] = Counter()
         for row in self._client.stats():
             tasks[row.status] += row.count
-        return Look(tasks, Counter(survey.runs_by_worker(self._client.tasks, self._name)))
+        return Look(tasks, Counter(database.runs_by_worker(self._client.tasks, self._name)))
 
     def ready_workers(self) -> set[str]:
         """Return the workers that are ready to take tasks."""
@@ -126,13 +125,13 @@ class Watch:
 
     def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
         """Return the rescues of the killed worker's tasks, in the order in which the leases lapsed."""
-        documents = survey.leased_beyond(self._client.tasks, self._name, victim, killed_time)
+        documents = database.leased_beyond(self._client.tasks, self._name, victim, killed_time)
         found = [rescue_of(Task.model_validate(document), victim, killed_time) for document in documents]
         return sorted((r for r in found if r is not None), key=lambda r: (r.lapse_time, r.key))
 
     def documents(self) -> Iterator[Document]:
         """Return all tasks' documents, as they are stored."""
-        return survey.documents(self._client.tasks, self._name)
+        return database.documents(self._client.tasks, self._name)
 
 
 def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:

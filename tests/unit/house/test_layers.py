@@ -26,7 +26,7 @@ _INSIDE = (
     "local/",
     "features/encryption/vault.py",
     "features/events/readers.py",
-    "demo/survey.py",
+    "demo/database.py",
 )
 _DRIVER = (AsyncMongoClient, AsyncDatabase, AsyncCollection, AsyncCursor, AsyncChangeStream, AsyncClientSession)
 #: Words of the driver that mean something else in this house as well.
