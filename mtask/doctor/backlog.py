@@ -22,8 +22,7 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import workers
 from mtask.search import counts as counting
-from mtask.search.findings import Finding, Level, fail, ok, rough, warn
-from mtask.search.reasons import listed
+from mtask.search.findings import Finding, Level, fail, listed, ok, rough, warn
 
 #: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)

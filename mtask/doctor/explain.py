@@ -21,7 +21,7 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.operation import Operation
-from mtask.search.reasons import Reason, brief, listed
+from mtask.search.findings import Reason, brief, listed
 
 #: The longest time for which a due task normally waits for a worker. A longer wait is a problem.
 SOON = timedelta(seconds=10)

@@ -24,7 +24,7 @@ from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.operation import Operation, for_everybody
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import workers
-from mtask.search.reasons import Reason
+from mtask.search.findings import Reason
 
 #: Reasons why a task waits that no queue's progress ends, so that its start cannot be estimated.
 _UNTIL_SOMEBODY_ACTS = frozenset(

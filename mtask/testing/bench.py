@@ -32,7 +32,7 @@ from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.worker import Worker
-from mtask.search.reasons import Reason
+from mtask.search.findings import Reason
 from mtask.testing import workbench
 
 #: The environment variable that names a server for tests. Without it, tests use the embedded server.

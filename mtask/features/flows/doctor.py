@@ -13,8 +13,7 @@ from mtask.doctor import operations as diagnosis
 from mtask.features.flows import faults, finding
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import workers
-from mtask.search.findings import Finding, fail, ok, warn
-from mtask.search.reasons import listed
+from mtask.search.findings import Finding, fail, listed, ok, warn
 
 #: The longest time for which a change of a step may stay untold. Any live worker tells it within seconds.
 OWED_GRACE = timedelta(minutes=1)

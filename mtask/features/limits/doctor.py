@@ -8,8 +8,7 @@ from datetime import timedelta
 from mtask.features.limits import usage as pools
 from mtask.features.limits.explain import Bound, name_of
 from mtask.kernel.driver.operation import Operation
-from mtask.search.findings import Finding, fail
-from mtask.search.reasons import brief, listed
+from mtask.search.findings import Finding, brief, fail, listed
 
 #: The longest time that the permit of an ended run may stay in use while tasks wait. Any worker takes it back earlier.
 GRACE = timedelta(minutes=2)

@@ -16,7 +16,7 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.operation import Operation
-from mtask.search.reasons import Reason, brief, listed
+from mtask.search.findings import Reason, brief, listed
 
 #: The most permits of one limit whose runs are named.
 _NAMED = 3

@@ -225,7 +225,7 @@ class SyncStore:
         self.timeout = timeout
         #: The `mtask.features.encryption.cipher.Sealer` of the values of tasks. None: this store has no keys.
         self.sealer: Any = None
-        #: The names of tasks that searches have found, for `mtask.search.names`.
+        #: The names of tasks that searches have found, for `mtask.search.walks`.
         self.names: set[str] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
@@ -317,7 +317,7 @@ class AsyncStore:
         self.timeout = timeout
         #: The `mtask.features.encryption.cipher.Sealer` of the values of tasks. None: this store has no keys.
         self.sealer: Any = None
-        #: The names of tasks that searches have found, for `mtask.search.names`.
+        #: The names of tasks that searches have found, for `mtask.search.walks`.
         self.names: set[str] = set()
         self._abandoned: set[asyncio.Task[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)

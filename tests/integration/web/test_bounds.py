@@ -12,7 +12,7 @@ import pytest
 
 from mtask import Client, Flow
 from mtask.kernel.driver.stores import SyncStore
-from mtask.search import by_queue, small
+from mtask.search import by_queue, due
 from mtask.search import counts as counting
 from mtask.search import lists as listing
 from mtask.web.page.page import all_addresses
@@ -87,7 +87,7 @@ def _copied(step: Mapping[str, Any], key: str) -> Document:
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", STEPS)
-    monkeypatch.setattr(small, "SORTED", SORTED)
+    monkeypatch.setattr(due, "SORTED", SORTED)
     monkeypatch.setattr(counting, "_DOCUMENTS", DOCUMENTS)
     for module in (counting, by_queue, counts):
         monkeypatch.setattr(module, "MOST", MOST)

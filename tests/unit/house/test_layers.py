@@ -53,7 +53,6 @@ _ALLOWED = {
     ("web/sizes.py", "body.find"): "that of bytes",
     ("search/due.py", "walk.find"): _A_WALK,
     ("search/due.py", "along.find"): _A_WALK,
-    ("search/small.py", "walk.find"): _A_WALK,
     ("search/walks.py", "walk.find"): _A_WALK,
     ("demo/watch.py", "self._client.find"): "our own client's",
     ("demo/play.py", "self._fleet.find"): "a worker process of the demo",

@@ -36,7 +36,7 @@ from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetr
 from mtask.features.schedules.client import ScheduleArguments
 from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.options import TaskOptions
-from mtask.search.reasons import Reason
+from mtask.search.findings import Reason
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 REMEDY = "if this is meant, run `python -m tests.unit.house.test_public_api` and read the diff of the file"

@@ -17,7 +17,7 @@ from mtask.features.limits.explain import Bound, limited_pools, name_of
 from mtask.features.limits.operations import PermitPool
 from mtask.features.limits.usage import Held, Holder, Listed, PoolContent, Waiter
 from mtask.kernel.document.task import Task
-from mtask.search.reasons import Reason
+from mtask.search.findings import Reason
 from tests.unit.doctor.test_explain import NOW, after, control, task, worker
 
 POOL = PermitPool("default")

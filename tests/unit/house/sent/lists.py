@@ -11,8 +11,8 @@ from mtask.kernel.worker.process.tally import Tally
 from mtask.search import by_queue
 from mtask.search import counts as counting
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.order import Order, Place
+from mtask.search.walks import Asked
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import LATER, Document, stored
 

@@ -31,7 +31,7 @@ from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import Policy
 from mtask.parts.relays import RELAYS
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
+from mtask.search.walks import Asked
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import FULL, LATER, RUN, TWO, Document, stored
 

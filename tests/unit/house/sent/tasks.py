@@ -18,7 +18,7 @@ from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import derive, filters, short, views
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.publish import NewParams
-from mtask.search import names
+from mtask.search import walks
 from mtask.testing import workbench
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
@@ -131,7 +131,7 @@ def _finds() -> dict[str, object]:
         "lapsed": told(finding.lapsed(5_000, 10)),
         "undiscoverable": told(finding.undiscoverable(10)),
         "unserved names": told(finding.unserved_names(["mail"], ["task"], 2), [{"name": "other"}]),
-        "names of tasks": told(names.names_of_tasks(), ..., [{"_id": "task:k"}], [{"_id": "bad"}]),
+        "names of tasks": told(walks.names_of_tasks(), ..., [{"_id": "task:k"}], [{"_id": "bad"}]),
     }
 
 
