@@ -24,9 +24,7 @@ from mtask.features.metrics import rest as metrics
 from mtask.features.metrics.rest import Metrics
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
-from mtask.web.apart import MakeClient
 from mtask.web.gate import Gate
-from mtask.web.logins import Logins
 from mtask.web.page.page import WebPage
 from mtask.web.paths import BY_QUERY
 from mtask.web.problems import (
@@ -39,12 +37,11 @@ from mtask.web.problems import (
     detail_of,
     response_of,
 )
-from mtask.web.rooms import Rooms
-from mtask.web.routes import health, listing, operating, publishing, tasks
-from mtask.web.routes.counts import Counts
+from mtask.web.rooms import MakeClient, Rooms
+from mtask.web.routes import listing, operating, publishing, tasks
 from mtask.web.settings import WebSettings
-from mtask.web.sharing import Shared
-from mtask.web.tokens import Tokens
+from mtask.web.sharing import Counts, Shared
+from mtask.web.tokens import Logins, Tokens
 
 logger = logging.getLogger("mtask.web")
 _BY_PATH = "/v1/tasks/{name}/{key}"
@@ -133,7 +130,7 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens, make_clien
         operating.routes,
         events.routes,
         metrics.routes,
-        health.routes,
+        operating.health_routes,
     )
     for routes in routers:
         api.include_router(routes)

@@ -18,7 +18,6 @@ from mtask.kernel.document.values import trace_of
 from mtask.web import paths
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.connections import tell
-from mtask.web.logins import Logins
 from mtask.web.page.page import WebPage
 from mtask.web.page.sessions import scheme_of
 from mtask.web.problems import (
@@ -31,9 +30,9 @@ from mtask.web.problems import (
     WrongHost,
     response_of,
 )
-from mtask.web.rates import Rates
 from mtask.web.rooms import Rooms
 from mtask.web.settings import WebSettings
+from mtask.web.tokens import Logins, Rates
 
 logger = logging.getLogger("mtask.web")
 #: The addresses that programs without a token may ask: whether the server lives, and what its errors mean.

@@ -14,9 +14,9 @@ import uvicorn
 
 from mtask.errors import InvalidInput
 from mtask.features.events.hub import Hub
-from mtask.web.apart import MakeClient
 from mtask.web.app import build
 from mtask.web.connections import Connections, config_of
+from mtask.web.rooms import MakeClient
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 

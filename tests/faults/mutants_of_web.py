@@ -10,7 +10,7 @@ _EVENTS = "mtask/features/events/rest.py"
 _GATE = "mtask/web/gate.py"
 _PAGE = "mtask/web/page/page.py"
 _SEATS = "mtask/features/callbacks/seats.py"
-_SHARES = "mtask/web/shares.py"
+_SHARES = "mtask/web/rooms.py"
 
 _LARGE = "tests/integration/web/test_large_bodies.py"
 _CONNECTION_TESTS = "tests/integration/web/test_connections.py"

@@ -22,11 +22,11 @@ from mtask.features.events.hub import Hub
 from mtask.features.flows.surface import page as flows
 from mtask.features.schedules import page as schedules
 from mtask.web.access import ANYBODY, Caller
-from mtask.web.logins import Logins
+from mtask.web.bodies import PATIENCE
 from mtask.web.page import rendering
 from mtask.web.page.forms import Form, form_of, query_of
 from mtask.web.page.reads import Reads
-from mtask.web.page.routes import live, overview, task, tasks, workers
+from mtask.web.page.routes import overview, task, tasks
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
 from mtask.web.paths import path_in
@@ -43,10 +43,10 @@ from mtask.web.problems import (
     status_of,
     title_of,
 )
-from mtask.web.reading import PATIENCE
 from mtask.web.rooms import Rooms
-from mtask.web.routes.counts import Counts
 from mtask.web.settings import WebSettings
+from mtask.web.sharing import Counts
+from mtask.web.tokens import Logins
 
 logger = logging.getLogger("mtask.web")
 #: The longest form with a token, in bytes.
@@ -61,7 +61,7 @@ _FIRST = re.compile("[/:]")
 def all_addresses() -> Addresses:
     """Return the table of all addresses of the page but those of the login."""
     found = Addresses()
-    for views in (overview, tasks, bulk, task, flows, queues, workers, schedules, log, live):
+    for views in (overview, tasks, bulk, task, flows, queues, schedules, log):
         found |= views.addresses
     return found
 

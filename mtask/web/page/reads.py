@@ -25,8 +25,7 @@ from mtask.search.by_queue import QueueCounts
 from mtask.search.pages import TaskPage
 from mtask.search.partial import TaskFields
 from mtask.web.access import Caller, client_of
-from mtask.web.routes.counts import Counts
-from mtask.web.sharing import Shared
+from mtask.web.sharing import Counts, Shared
 
 T = TypeVar("T")
 #: The longest time that a view waits for the database, in seconds.

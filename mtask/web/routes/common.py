@@ -20,7 +20,7 @@ from mtask.web.models.common import ProblemDocument, instant
 from mtask.web.models.publishing import CallbackBody
 from mtask.web.problems import MEDIA_TYPE, Forbidden
 from mtask.web.rooms import Rooms
-from mtask.web.routes.counts import Counts
+from mtask.web.sharing import Counts
 
 
 # These are coroutines, because FastAPI calls plain functions in a thread: that would cost as much as the publish.

@@ -1,12 +1,15 @@
-"""The routes of queues, workers and schedules, and of the statistics. They concern the whole database."""
+"""The routes of queues, workers and schedules, of the statistics, and of the server's health: of the whole database."""
 
+from __future__ import annotations
+
+import asyncio
 from datetime import timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
 
-from mtask.errors import InvalidInput, ScheduleNotFound
+from mtask.errors import DatabaseUnavailable, InvalidInput, ScheduleNotFound
 from mtask.features.controls.rules import Control
 from mtask.features.schedules.client import When
 from mtask.features.schedules.rest import PutSchedule, ScheduleEntry, ScheduleList
@@ -14,12 +17,13 @@ from mtask.kernel.document.identity import check_name
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Removed
+from mtask.web.models.common import ProblemKind, Removed
 from mtask.web.models.operating import (
     ActionList,
     ControlEntry,
     ControlList,
     FairBody,
+    Health,
     KeepBody,
     LimitBody,
     QueueList,
@@ -31,6 +35,7 @@ from mtask.web.models.operating import (
     WorkerList,
 )
 from mtask.web.paths import NameSegment, ScheduleId, Segment, Tenant
+from mtask.web.problems import PATH, NotFound, kinds, slug_of, status_of, title_of
 from mtask.web.routes.common import (
     UNCONFIRMED,
     TheCaller,
@@ -41,8 +46,8 @@ from mtask.web.routes.common import (
     router,
     tenant_of,
 )
-from mtask.web.routes.counts import Statistics
 from mtask.web.schemas import INSTANT, IntentText
+from mtask.web.sharing import Statistics
 
 routes = router("operating")
 
@@ -307,3 +312,40 @@ async def remove_schedule(schedule_id: ScheduleId, client: TheClient) -> Any:
     if not await client.remove_schedule(schedule_id):
         raise ScheduleNotFound(schedule_id)
     return views.answer({"removed": True})
+
+
+# --- health ----------------------------------------------------------------------------------------------
+
+# The routes that say whether the server lives, whether it can work, and what its errors mean.
+
+health_routes = router("health")
+
+#: The longest wait of `/readyz` for the database, in seconds.
+_DATABASE_PATIENCE = 2.0
+
+
+@health_routes.get("/healthz", response_model=Health, openapi_extra=about(is_open=True))
+async def healthz() -> Any:
+    """Say that the process lives. This asks no database."""
+    return views.answer({"status": "ok"})
+
+
+@health_routes.get("/readyz", response_model=Health, openapi_extra=about(is_open=True))
+async def readyz(client: TheClient) -> Any:
+    """Say whether the database answers: 200, or 503."""
+    try:
+        async with asyncio.timeout(_DATABASE_PATIENCE):
+            now = await client.server_time()
+    except TimeoutError:
+        raise DatabaseUnavailable("it did not answer in time") from None
+    return views.answer({"status": "ok", "server_time": views.plain(now)})
+
+
+@health_routes.get(PATH + "{kind}", response_model=ProblemKind, openapi_extra=about())
+async def problem(kind: Segment) -> Any:
+    """Say what a kind of problem means. Its `type` is this address."""
+    for known in kinds():
+        if slug_of(known) == kind:
+            made = {"type": PATH + kind, "title": title_of(known), "status": status_of(known)}
+            return views.answer(made)
+    raise NotFound("There is no such kind of problem.")

@@ -50,7 +50,7 @@ _ALLOWED = {
     ("testing/bench.py", "self.client.find"): "our own client's",
     ("features/events/rest.py", "stack.aclose"): "an AsyncExitStack's",
     ("features/events/rest.py", "reading.aclose"): "an AsyncExitStack's",
-    ("web/sizes.py", "body.find"): "that of bytes",
+    ("web/bodies.py", "body.find"): "that of bytes",
     ("search/due.py", "walk.find"): _A_WALK,
     ("search/due.py", "along.find"): _A_WALK,
     ("search/walks.py", "walk.find"): _A_WALK,

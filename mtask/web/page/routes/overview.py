@@ -1,14 +1,21 @@
-"""The overview: what waits, what fails, who holds what."""
+"""The overview: what waits, what fails, who holds what. Then the workers, and the stream that keeps pages live."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from mtask.web.access import Role
+from mtask.web.page import rendering
 from mtask.web.page.drawing.rows import queue_rows
+from mtask.web.page.pulse import Page
 from mtask.web.page.reads import Queue, State
 from mtask.web.page.views import Addresses, Visit, see
+from mtask.web.problems import Busy, MethodNotAllowed
 
 addresses = Addresses()
 #: A due task that no worker has taken for this time is late.
@@ -60,3 +67,101 @@ def troubles(state: State) -> list[tuple[str, str, str, str]]:
 def _is_late(queue: Queue, state: State) -> bool:
     due = queue.oldest_due(state.now)
     return due is not None and state.now - due > _LATE
+
+
+# --- workers ---------------------------------------------------------------------------------------------
+
+# Workers: slots and beats, stop and resize.
+
+#: The most workers that are gone and that the list still shows.
+_MOST_GONE = 100
+
+
+@addresses.get_at("/workers", of_database=True)
+async def workers(visit: Visit) -> Response:
+    """List the workers: the live ones and, if asked for, those that are gone."""
+    state = await visit.parts.reads.state()
+    live, silent = state.live, state.silent
+    known = {worker.worker_id for worker in (*live, *silent)}
+    gone = [worker for worker in state.workers if worker.worker_id not in known]
+    gone.sort(key=lambda worker: worker.heartbeat_time, reverse=True)
+    is_all = visit.query.text("gone") == "1"
+    return visit.html(
+        "workers.html",
+        now=state.now,
+        live=live,
+        silent=silent,
+        gone=gone[:_MOST_GONE] if is_all else [],
+        gone_cnt=len(gone),
+        is_all=is_all,
+    )
+
+
+@addresses.post_at("/worker/stop", Role.OPERATE, of_database=True)
+async def stop(visit: Visit) -> Response:
+    """Ask a worker to stop gracefully."""
+    worker_id = visit.query.exact("worker_id") or ""
+    await visit.client.stop_worker(worker_id)
+    visit.parts.reads.forget()
+    return visit.back("/workers", f"{worker_id} was asked to stop: it finishes its runs or hands them back.")
+
+
+@addresses.post_at("/worker/resize", Role.OPERATE, of_database=True)
+async def resize(visit: Visit) -> Response:
+    """Change the number of handlers that a worker may run at once."""
+    worker_id, concurrency = visit.query.exact("worker_id") or "", visit.form.whole("concurrency")
+    await visit.client.set_worker(worker_id, concurrency=concurrency)
+    visit.parts.reads.forget()
+    what = "as many as at its start" if concurrency is None else str(concurrency)
+    return visit.back("/workers", f"{worker_id} may run {what} at once{' (paused)' * (concurrency == 0)}.")
+
+
+# --- live ------------------------------------------------------------------------------------------------
+
+# The stream that keeps pages live, and the numbers of the charts.
+
+#: The time between two comments on a quiet stream, in seconds: they keep proxies from closing it.
+_QUIET = 15.0
+
+
+@addresses.get_at("/live")
+async def live(visit: Visit) -> Response:
+    """Tell the page when something has changed, as server-sent events."""
+    if visit.request.method == "HEAD":  # its answer has no body, so no stream would ever end
+        raise MethodNotAllowed("This address takes GET alone.")
+    pulse = visit.parts.pulse(visit.caller)
+    if visit.parts.hub.is_closing:
+        raise Busy("The server ends. Reload the page in a moment.")
+    stack = AsyncExitStack()
+    stack.enter_context(visit.parts.rooms.pages.taken(visit.caller))
+    page = await stack.enter_async_context(pulse.joined())
+    return _Stream(_written(page), stack)
+
+
+async def _written(page: Page) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    while (message := await page.next(_QUIET)) is not None:
+        yield message or ": quiet\n\n"
+
+
+class _Stream(StreamingResponse):
+    """A stream. Its end, however it comes, ends the live page."""
+
+    def __init__(self, written: AsyncIterator[str], stack: AsyncExitStack) -> None:
+        headers = {**rendering.SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(written, headers=headers, media_type="text/event-stream")
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the messages until the page or the server ends."""
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+@addresses.get_at("/charts")
+async def charts(visit: Visit) -> Response:
+    """Return the last minutes of starts, ends and lateness, by second, as far as somebody has watched."""
+    pulse = visit.parts.pulse(visit.caller)
+    now = await visit.parts.reads.now()
+    document = {"now": round(now.timestamp() * 1000), "rows": pulse.history()}
+    return JSONResponse(document, headers={**rendering.SECURITY, "Cache-Control": "no-store"})
