@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from mtask.features.flows.client import Flow
     from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState
-    from mtask.features.limits import explain as limits
-    from mtask.features.limits.explain import PermitUse
+    from mtask.features.limits import doctor as limits
+    from mtask.features.limits.doctor import PermitUse
     from mtask.features.logs import client as run_log_requests
     from mtask.features.logs.rules import RunLog
     from mtask.features.metrics import client as metric_requests
@@ -80,7 +80,7 @@ else:
     backlog = LazyModule("mtask.doctor.backlog")
     doctor = LazyModule("mtask.doctor.checks")
     explain = LazyModule("mtask.doctor.explain")
-    limits = LazyModule("mtask.features.limits.explain")
+    limits = LazyModule("mtask.features.limits.doctor")
     position = LazyModule("mtask.doctor.position")
     action_requests = LazyModule("mtask.features.audit_log.client")
     bulk_requests = LazyModule("mtask.features.bulk.client")

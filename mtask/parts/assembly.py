@@ -51,8 +51,7 @@ from mtask.parts.admission import Admission
 from mtask.parts.worker import extended as extended
 
 if TYPE_CHECKING:
-    from mtask.features.isolation.pool import Executors
-    from mtask.features.isolation.room import ExecutorRoom
+    from mtask.features.isolation.pool import ExecutorRoom, Executors
     from mtask.features.logs.worker import LogKeeper
 
 _QUEUE_CAPACITY = 2_000
@@ -251,7 +250,7 @@ class Assembly:
     def _room(self, executors: Executors | None) -> ExecutorRoom | None:
         if executors is None:
             return None
-        from mtask.features.isolation.room import ExecutorRoom
+        from mtask.features.isolation.pool import ExecutorRoom
 
         executors.on_idle = self.scope.signals.room_made.send
         return ExecutorRoom(self.scope.ledger, self.app.handlers, executors)

@@ -19,7 +19,7 @@ from mtask.features.bulk import rest as bulk
 from mtask.features.bulk.background import Bulks
 from mtask.features.events import rest as events
 from mtask.features.events.hub import Hub
-from mtask.features.flows.surface import rest as flows
+from mtask.features.flows import rest as flows
 from mtask.features.metrics import rest as metrics
 from mtask.features.metrics.rest import Metrics
 from mtask.version import __version__

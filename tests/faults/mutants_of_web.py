@@ -9,7 +9,7 @@ _CONNECTIONS = "mtask/web/connections.py"
 _EVENTS = "mtask/features/events/rest.py"
 _GATE = "mtask/web/gate.py"
 _PAGE = "mtask/web/page/page.py"
-_SEATS = "mtask/features/callbacks/seats.py"
+_SEATS = "mtask/features/callbacks/sending.py"
 _SHARES = "mtask/web/rooms.py"
 
 _LARGE = "tests/integration/web/test_large_bodies.py"

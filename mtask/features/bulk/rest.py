@@ -1,22 +1,123 @@
 """The routes of bulk changes: plan and count, run, and look how far they have come."""
 
+from __future__ import annotations
+
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.client import AsyncClient
 from mtask.errors import BulkNotFound
-from mtask.features.bulk.bodies import MAX_PLAN, BulkBody, BulkList, BulkPlanned, BulkState
 from mtask.features.bulk.client import Bulk
 from mtask.features.bulk.rules import ACTIONS, Action
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
+from mtask.web.models.common import Body
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router
+from mtask.web.schemas import PARAMS_PATH, Key, Lookup, Status, says
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
+#: The longest plan, in characters: it holds the filter.
+MAX_PLAN = 100_000
+
+
+class BulkFilter(Body):
+    """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
+
+    status: Annotated[list[Status], Field(min_length=1, max_length=1000)] | None = None
+    name: Texts | None = None
+    queue: Texts | None = None
+    key: Annotated[list[Key], Field(min_length=1, max_length=1000)] | None = None
+    worker_id: Texts | None = None
+    key_prefix: Key | None = None
+    lookup: Lookup | None = None
+    params: Annotated[
+        dict[str, Any] | None,
+        says("Values by their paths in the params, such as user.id.", propertyNames=PARAMS_PATH),
+    ] = None
+
+
+class BulkBody(Body):
+    """The body of `POST /v1/bulk/{action}`: a filter with dry_run, or the plan that this returned."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"filter": {"queue": ["mail"], "name": ["send_email"]}, "dry_run": True}],
+            "oneOf": [
+                {
+                    "properties": {
+                        "filter": {"type": "object", "minProperties": 1},
+                        "dry_run": {"const": True},
+                        "plan": {"type": "null"},
+                    },
+                    "required": ["filter", "dry_run"],
+                },
+                {
+                    "properties": {"filter": {"type": "null"}, "dry_run": {"const": False}, "plan": {"type": "string"}},
+                    "required": ["plan"],
+                },
+            ],
+        }
+    )
+
+    filter: BulkFilter | None = None
+    dry_run: bool = False
+    plan: Annotated[str, Field(max_length=MAX_PLAN)] | None = None
+
+
+class BulkPlanned(BaseModel):
+    """A bulk change that was counted and not begun. is_more: the count stopped, and there may be more tasks."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "action": "retry",
+                    "count": 42,
+                    "is_more": False,
+                    "plan": "WyI0Zj…",
+                    "cutoff": "2030-12-31T23:59:00.000Z",
+                    "expires": "2031-01-01T00:09:00.000Z",
+                }
+            ]
+        }
+    )
+
+    action: str
+    count: int
+    is_more: bool
+    plan: str
+    cutoff: str
+    expires: str
+
+
+class BulkState(BaseModel):
+    """A bulk change and how far it has come. left_cnt: tasks that were found and could not be changed."""
+
+    bulk_id: str
+    action: str
+    filter: dict[str, Any]
+    done_cnt: int
+    left_cnt: int
+    is_over: bool
+    cutoff: str
+    begin_time: str
+    end_time: str | None
+
+
+class BulkList(BaseModel):
+    """The newest bulk changes."""
+
+    bulks: list[BulkState]
+
 
 routes = router("bulk")
 

@@ -27,8 +27,15 @@ from mtask.app.successes import Successes
 from mtask.errors import LeaseLost, RunCanceled
 from mtask.features.encryption.cipher import Sealer
 from mtask.features.encryption.settings import Encryption
-from mtask.features.isolation.channel import Channel, Message
-from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
+from mtask.features.isolation.messages import (
+    Channel,
+    Message,
+    follow,
+    outcome_document,
+    reason_in,
+    task_in,
+    trace_message,
+)
 from mtask.features.isolation.processes import be_killed_first, end_with_parent
 from mtask.features.logs.worker import Line, RunLogHandler, line_of
 from mtask.kernel.driver.errors import scrubbed

@@ -11,8 +11,7 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Protocol
 
-from mtask.features.isolation.channel import Channel, Message
-from mtask.features.isolation.messages import run_message
+from mtask.features.isolation.messages import Channel, Message, run_message
 from mtask.features.isolation.processes import DeathWatch, cause_of_death, kill_group, reap_group, resident_bytes
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.running.outcomes import ExecutorDied

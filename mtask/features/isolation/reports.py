@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from mtask.errors import LeaseLost, MtaskError, RunCanceled
-from mtask.features.isolation.channel import Message
 from mtask.features.isolation.executor import Executor
-from mtask.features.isolation.messages import follow, outcome_in, reason_in
+from mtask.features.isolation.messages import Message, follow, outcome_in, reason_in
 from mtask.features.logs.worker import LogKeeper
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import AsyncStore

@@ -19,7 +19,7 @@ from mtask.features.bulk import page as bulk
 from mtask.features.bulk.background import Bulks
 from mtask.features.controls import page as queues
 from mtask.features.events.hub import Hub
-from mtask.features.flows.surface import page as flows
+from mtask.features.flows import page as flows
 from mtask.features.schedules import page as schedules
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.bodies import PATIENCE

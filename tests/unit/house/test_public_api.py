@@ -30,7 +30,7 @@ from mtask.features.events.events_aio import AsyncEvents
 from mtask.features.events.events_sync import Events
 from mtask.features.events.task_events import EventKind, TaskEvent
 from mtask.features.flows.handler import Adding, Results
-from mtask.features.limits.explain import PermitHolder, PermitUse, PermitWaiter
+from mtask.features.limits.doctor import PermitHolder, PermitUse, PermitWaiter
 from mtask.features.logs.rules import LogLine, RunLog
 from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetrics
 from mtask.features.schedules.client import ScheduleArguments

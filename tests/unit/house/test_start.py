@@ -85,7 +85,7 @@ STARTS = {
         {
             "apscheduler",
             "mtask.app.app",
-            "mtask.features.flows.surface.cli",
+            "mtask.features.flows.cli",
             "mtask.cli.tasks.publish",
             "mtask.client.aio",
             "mtask.demo.play",

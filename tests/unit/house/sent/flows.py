@@ -11,7 +11,7 @@ from bson import Timestamp
 
 from mtask.errors import OperationFailed
 from mtask.features.flows import change as operating
-from mtask.features.flows import children, faults, finding, retention
+from mtask.features.flows import children, doctor, finding, retention
 from mtask.features.flows import publish as publishing
 from mtask.features.flows import read as reading
 from mtask.features.flows import settle as settling
@@ -225,11 +225,11 @@ def _reads() -> dict[str, object]:
         "flow owed": told(finding.owed(_SECOND)),
         "flow owed besides": told(finding.owed(_SECOND, 10, TWO)),
         "flow orphans": told(finding.orphans(), [{"_id": "task:gone"}]),
-        "flow without holder": told(faults.without_holder(10)),
-        "flow with an ended holder": told(faults.with_ended_holder(10), [{"_id": "other:l"}]),
-        "flow held though released": told(faults.held_though_released(10)),
-        "flow owed for long": told(faults.owed_for(_SECOND, 10)),
-        "flow without head": told(faults.headless(10)),
+        "flow without holder": told(doctor.without_holder(10)),
+        "flow with an ended holder": told(doctor.with_ended_holder(10), [{"_id": "other:l"}]),
+        "flow held though released": told(doctor.held_though_released(10)),
+        "flow owed for long": told(doctor.owed_for(_SECOND, 10)),
+        "flow without head": told(doctor.headless(10)),
     }
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from mtask.doctor import operations as diagnosis
 from mtask.errors import AccessDenied
-from mtask.features.metrics import fleet
+from mtask.features.metrics import client
 from mtask.features.metrics import operations as tallies
-from mtask.features.metrics import task_counts as counts
 from mtask.kernel.worker.process.tally import Tally
 from mtask.search import by_queue
 from mtask.search import counts as counting
@@ -122,11 +121,11 @@ def _metrics() -> dict[str, object]:
     known = {"count_time": NOW, "queues": [], "admitted": [["mail", "task"]], "is_fresh": False}
     dead: Document = {"_id": "dead", "incarnation": "i", "kind": "worker", "folded": ["dead"]}
     return {
-        "metrics: fleet": told(fleet.read(), {**known, "is_fresh": True}),
-        "metrics: first counts": told(counts.shared(), None, random=("holder",)),
-        "metrics: counts": told(counts.shared(), known, {"_id": "counts"}, random=("holder",)),
-        "metrics: counts of a reader": told(counts.shared(), known, AccessDenied("find"), random=("holder",)),
-        "metrics: admitted": told(counts.admitted()),
+        "metrics: fleet": told(client.read_fleet(), {**known, "is_fresh": True}),
+        "metrics: first counts": told(tallies.shared(), None, random=("holder",)),
+        "metrics: counts": told(tallies.shared(), known, {"_id": "counts"}, random=("holder",)),
+        "metrics: counts of a reader": told(tallies.shared(), known, AccessDenied("find"), random=("holder",)),
+        "metrics: admitted": told(tallies.read_admitted()),
         "metrics: first tally": told(tallies.record("i", Tally().document(), is_first=True)),
         "metrics: tally": told(tallies.record("i", {"pairs": []}, is_first=False)),
         "metrics: tally found": told(tallies.find_tally("i")),
