@@ -13,29 +13,23 @@ from typer.core import TyperCommand, TyperGroup
 
 from mtask.cli import failures, words
 from mtask.cli.flags import callback
+from mtask.parts.surfaces import FEATURES
 
-#: Each module with the commands and groups that its `register` adds. `mtask --help` lists them in this order.
+#: Each module with the commands and groups that its `register` adds: those of the queue, then those of features.
+#: `mtask --help` lists them in this order.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.database.demo": ("demo",),
     "mtask.cli.tasks.publish": ("publish",),
-    "mtask.features.bulk.cli": ("bulk",),
     "mtask.cli.tasks.show": ("show",),
-    "mtask.features.events.cli": ("tail",),
-    "mtask.features.logs.cli": ("logs",),
     "mtask.cli.tasks.find": ("find", "list", "stats"),
     "mtask.cli.tasks.wait": ("wait", "result", "position"),
     "mtask.cli.tasks.change": ("cancel", "retry", "rerun", "update", "remove"),
     "mtask.cli.workers.workers": ("workers", "stop-worker", "set-worker"),
-    "mtask.features.controls.cli": ("purge", "pause", "resume", "limit", "fair", "keep", "controls"),
-    "mtask.features.audit_log.cli": ("log",),
-    "mtask.features.encryption.cli": ("keys",),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
     "mtask.doctor.cli": ("doctor",),
     "mtask.cli.database.web": ("web",),
-    "mtask.features.metrics.cli": ("top", "metrics"),
-    "mtask.features.flows.cli": ("flow",),
-    "mtask.features.schedules.cli": ("schedule",),
     "mtask.cli.database.local": ("local",),
+    **{f"mtask.features.{name}.cli": feature.commands for name, feature in FEATURES.items() if feature.commands},
 }
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
