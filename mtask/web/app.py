@@ -15,13 +15,8 @@ from starlette.exceptions import HTTPException
 
 from mtask.client import AsyncClient
 from mtask.errors import DatabaseError, MtaskError
-from mtask.features.bulk import rest as bulk
-from mtask.features.bulk.background import Bulks
-from mtask.features.events import rest as events
 from mtask.features.events.hub import Hub
-from mtask.features.flows import rest as flows
-from mtask.features.metrics import rest as metrics
-from mtask.features.metrics.rest import Metrics
+from mtask.parts import surfaces
 from mtask.version import __version__
 from mtask.web.access import ANYBODY, Caller
 from mtask.web.gate import Gate
@@ -40,7 +35,7 @@ from mtask.web.problems import (
 from mtask.web.rooms import MakeClient, Rooms
 from mtask.web.routes import listing, operating, publishing, tasks
 from mtask.web.settings import WebSettings
-from mtask.web.sharing import Counts, Shared
+from mtask.web.sharing import Counts
 from mtask.web.tokens import Logins, Tokens
 
 logger = logging.getLogger("mtask.web")
@@ -98,40 +93,32 @@ def build(client: AsyncClient, settings: WebSettings, tokens: Tokens, make_clien
     """
     settings.check(has_tokens=len(tokens) > 0)
     hub = Hub(client, settings)
-    bulks = Bulks(client, is_read_only=settings.is_read_only)
+    features = surfaces.modules("rest")
+    services = {name: each.service(client, settings) for name, each in features.items() if hasattr(each, "service")}
     counts = Counts(client)
     rooms = Rooms(settings, make_client)
     known = Logins(settings, tokens)
-    page = WebPage(client, settings, known, hub, bulks, counts, rooms)
+    page = WebPage(client, settings, known, hub, services, counts, rooms)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        bulks.begin()
+        for service in services.values():
+            service.begin()
         yield
         await page.end()
-        await bulks.end()
+        for service in services.values():
+            await service.end()
         await hub.end()
-        await api.state.metrics.end()
         await counts.end()
         await rooms.apart.end()
 
     # There is no page with documentation: FastAPI's own loads scripts from another host.
     api = Api(docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json", redirect_slashes=False, lifespan=lifespan)
     api.state.client, api.state.settings, api.state.hub = client, settings, hub
-    api.state.bulks, api.state.rooms = bulks, rooms
+    api.state.services, api.state.rooms = services, rooms
     api.state.counts = counts
-    api.state.metrics = Shared(Metrics(client).read)
-    routers = (
-        publishing.routes,
-        listing.routes,
-        tasks.routes,
-        bulk.routes,
-        flows.routes,
-        operating.routes,
-        events.routes,
-        metrics.routes,
-        operating.health_routes,
-    )
+    of_queue = (publishing.routes, listing.routes, tasks.routes, operating.routes, operating.health_routes)
+    routers = (*of_queue, *(each.routes for each in features.values()))
     for routes in routers:
         api.include_router(routes)
     api.state.routes = [route for routes in routers for route in routes.routes]

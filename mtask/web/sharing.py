@@ -54,6 +54,9 @@ class Shared(Generic[T]):
         self._began = -math.inf  #: when the read that is under way began, by the monotonic clock
         self._tasks: set[asyncio.Task[T]] = set()
 
+    def begin(self) -> None:
+        """Read nothing yet: the first caller does."""
+
     async def get(self) -> T:
         """Return the answer."""
         now = time.monotonic()

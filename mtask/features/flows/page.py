@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 
+from markupsafe import Markup
 from starlette.responses import Response
 
 from mtask.errors import InvalidInput
-from mtask.features.flows.views import StepState, known_before, natural
+from mtask.features.flows.views import FlowRow, StepState, known_before, natural
 from mtask.web.access import Role
-from mtask.web.page.drawing.rows import bar, flow_rows
-from mtask.web.page.rendering import url
+from mtask.web.page.rendering import age, badge, brief, number, shown, url
 from mtask.web.page.views import Addresses, Visit
 
 addresses = Addresses()
 #: The flows of one list, and the steps of one table.
 _MOST_FLOWS, _MOST_ROWS = 100, 500
 _WEIGHT = {"FAIL": 0, "CANCELED": 1, "RUNNING": 2, "INIT": 3, "WAITING": 4, "SUCCESS": 5}
+#: The order of the statuses in a bar.
+_BAR = ("SUCCESS", "RUNNING", "INIT", "WAITING", "CANCELED", "FAIL")
 
 
 @addresses.get_at("/flows")
@@ -109,6 +112,45 @@ async def retry_step(visit: Visit) -> Response:
     made = await visit.client.retry(name, visit.caller.stored_key(step_key))
     step = step_key if made.flow is None else made.flow.step
     return visit.back(_address(key), f"The step {step} runs again, with all that ended because of it.")
+
+
+def flow_rows(rows: Iterable[tuple[str, FlowRow]], now: datetime) -> Markup:
+    """Return the rows of a list of flows. Each row has the key that the reader knows."""
+    return Markup("".join([_flow_row(key, flow, now) for key, flow in rows]))
+
+
+def _flow_row(key: str, flow: FlowRow, now: datetime) -> str:
+    counts = flow.counts
+    steps, ended = flow.step_cnt, flow.ended_cnt
+    if counts.get("FAIL"):
+        status = "FAIL"
+    elif ended == steps:
+        status = "CANCELED" if counts.get("CANCELED") else "SUCCESS"
+    else:
+        status = "RUNNING" if counts.get("RUNNING") else "INIT"
+    return (
+        f'<tr><td class="grow"><a href="{shown(url("/flow", key=key))}" title="{shown(key)}">'
+        f"<bdi>{shown(brief(key, 64))}</bdi></a></td>\n"
+        f'<td>{badge(status)}</td>\n<td class="progress-col">{bar(counts, steps)}</td>'
+        f'<td class="n">{number(ended)}/{number(steps)}</td><td class="n wide">{age(flow.create_time, now)}</td></tr>\n'
+    )
+
+
+def bar(counts: Mapping[str, int], total: int) -> Markup:
+    """Return a bar with the numbers of steps by status."""
+    if not total:
+        return Markup("")
+    words = "".join([f"{shown(count)} {shown(status)} " for status, count in counts.items()])
+    parts, at = [], 0.0
+    for status in _BAR:
+        if count := counts.get(status):
+            width = 100.0 * count / total
+            parts.append(f'<rect class="f-{status}" x="{round(at, 2)}" y="0" width="{round(width, 2)}" height="8"/>')
+            at += width
+    return Markup(
+        '<svg class="stack" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8" role="img" '
+        f'aria-label="{words}">\n{"".join(parts)}</svg>'
+    )
 
 
 # --- graph -----------------------------------------------------------------------------------------------

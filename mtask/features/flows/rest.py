@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtask.client import Flow
 from mtask.errors import DatabaseError
 from mtask.features.flows.change import ChangedFlow
+from mtask.features.flows.views import FlowRow, FlowState
 from mtask.kernel.document.identity import check_name
 from mtask.web import views
 from mtask.web.access import Caller, Role
@@ -171,13 +173,13 @@ async def find(
 ) -> Any:
     """List flows, the newest first, with the numbers of their steps by status."""
     found = await client.flows(prefix=caller.stored_prefix(prefix), limit=limit)
-    return views.answer({"flows": [views.flow_row(row, caller) for row in found]})
+    return views.answer({"flows": [_row(row, caller) for row in found]})
 
 
 @routes.get("/v1/flows/{flow_key}", response_model=FlowEntry, openapi_extra=about())
 async def get(flow_key: FlowKey, client: TheClient, caller: TheCaller) -> Any:
     """Return a flow with all its steps: the whole graph."""
-    return views.answer(views.flow(await client.flow(caller.stored_key(flow_key)), caller))
+    return views.answer(_flow(await client.flow(caller.stored_key(flow_key)), caller))
 
 
 @routes.post("/v1/flows/{flow_key}:cancel", response_model=ChangedFlowEntry, openapi_extra=about(Role.PUBLISH))
@@ -200,3 +202,28 @@ async def retry(flow_key: FlowKey, client: TheClient, caller: TheCaller) -> Any:
 def _changed(made: ChangedFlow, caller: Caller) -> Any:
     ids = [caller.shown_id(task_id) for task_id in made.task_ids]
     return views.answer({"key": caller.shown_key(made.key), "task_ids": ids, "counts": made.counts})
+
+
+def _flow(found: FlowState, caller: Caller) -> Any:
+    """Return a flow with its steps."""
+    made: Any = views.plain(asdict(found))
+    made["key"] = caller.shown_key(found.key)
+    made["head"] = None if found.head is None else caller.shown_id(found.head)
+    for step in made["steps"]:
+        step["after"] = [caller.shown_id(one) for one in step["after"]]
+        for field in ("task_id", "parent", "held_by"):
+            step[field] = None if step[field] is None else caller.shown_id(step[field])
+        step["reason"] = None if step["reason"] is None else caller.shown_text(step["reason"])
+    made["progress"] = found.progress
+    return made
+
+
+def _row(found: FlowRow, caller: Caller) -> Any:
+    """Return a flow of a list."""
+    return {
+        "key": caller.shown_key(found.key),
+        "head": caller.shown_id(found.head),
+        "create_time": views.plain(found.create_time),
+        "counts": dict(found.counts),
+        "is_ended": found.is_ended,
+    }

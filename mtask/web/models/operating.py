@@ -1,61 +1,14 @@
-"""The bodies of operation: queues, controls, workers, statistics, the action log, health."""
+"""The bodies of operation: queues, workers, statistics, health."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Field
 
+from mtask.features.controls.rest import ControlEntry
 from mtask.web.models.common import Body, OpenAnswer
-from mtask.web.schemas import Kept, Permits, Slots, Window
-
-
-class RateBody(Body):
-    """The most starts in any window of time."""
-
-    starts: Permits
-    window: Window
-
-
-class LimitBody(Body):
-    """The body of `PUT /v1/queues/{queue}/limit`. A limit that is not given is removed."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"concurrency": 10, "rate": {"starts": 100, "window": 1}}]}
-    )
-
-    concurrency: Permits | None = None
-    rate: RateBody | None = None
-    key_concurrency: Permits | None = None
-    key_rate: RateBody | None = None
-    tenant_concurrency: Permits | None = None
-    tenant_rate: RateBody | None = None
-
-
-class TenantLimitBody(Body):
-    """The body of `PUT /v1/tenants/{tenant}/limit`. A limit that is not given is removed."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 5}]})
-
-    concurrency: Permits | None = None
-    rate: RateBody | None = None
-
-
-class FairBody(Body):
-    """The body of `PUT /v1/queues/{queue}/fair`: whether the tenants of the queue take turns."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"fair": True}]})
-
-    fair: StrictBool
-
-
-class KeepBody(Body):
-    """The body of `PUT /v1/queues/{queue}/keep`. A number that is not given keeps all."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"success": 1000, "fail": 1000}]})
-
-    success: Kept | None = None
-    fail: Kept | None = None
+from mtask.web.schemas import Slots
 
 
 class WorkerBody(Body):
@@ -64,27 +17,6 @@ class WorkerBody(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 20}]})
 
     concurrency: Slots | None
-
-
-class ActionEntry(BaseModel):
-    """One entry of the action log."""
-
-    id: str
-    time: str
-    actor: str
-    via: str
-    intent: str
-    target: str
-    detail: str
-    result: str | None
-    end_time: str | None
-
-
-class ActionList(BaseModel):
-    """A page of the action log, the newest first. next_cursor: as in a list of tasks."""
-
-    actions: list[ActionEntry]
-    next_cursor: str | None
 
 
 class StatEntry(OpenAnswer):
@@ -123,23 +55,6 @@ class StatList(BaseModel):
     )
 
     stats: list[StatEntry]
-
-
-class ControlEntry(OpenAnswer):
-    """A control of a queue, a task name or a tenant."""
-
-    id: Annotated[str, Field(alias="_id")]
-    kind: str
-    target: str
-    paused: bool
-    revision: int
-    update_time: str
-
-
-class ControlList(BaseModel):
-    """The controls."""
-
-    controls: list[ControlEntry]
 
 
 class QueueEntry(OpenAnswer):

@@ -42,38 +42,6 @@ class TaskDocument(BaseModel):
     task_state: dict[str, Any]
 
 
-class LogLineEntry(BaseModel):
-    """A line of the log of a run. exception: the traceback."""
-
-    time: str
-    level: str
-    logger: str
-    message: str
-    exception: str | None = None
-
-
-class RunLogEntry(BaseModel):
-    """The last lines of a run. first: the number of earlier lines that are not kept."""
-
-    run_id: str
-    task_id: str
-    worker_id: str
-    attempt: int
-    first: int
-    lines: list[LogLineEntry]
-    is_over: bool
-    trace_id: str | None = None
-    begin_time: str
-    update_time: str
-    expire_time: str
-
-
-class TaskLogs(BaseModel):
-    """The log lines of a task's runs, the first run first."""
-
-    runs: list[RunLogEntry]
-
-
 class ListedTask(BaseModel):
     """A task of a list, with the fields that were asked for."""
 

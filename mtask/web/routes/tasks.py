@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Annotated, Any
 
-from fastapi import Body, Header, Query, Response
+from fastapi import Body, Header, Response
 
 from mtask.client import AsyncClient
 from mtask.errors import TaskNotFound
@@ -14,7 +14,7 @@ from mtask.kernel.document.task import Task
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models.tasks import ChangeOptions, PositionEntry, RetryTask, TaskDocument, TaskLogs
+from mtask.web.models.tasks import ChangeOptions, PositionEntry, RetryTask, TaskDocument
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import (
@@ -26,7 +26,7 @@ from mtask.web.routes.common import (
     checked_options,
     router,
 )
-from mtask.web.schemas import ETAG, RunId
+from mtask.web.schemas import ETAG
 
 routes = router("tasks")
 
@@ -172,15 +172,6 @@ async def change(
 async def position(name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller) -> Any:
     """Return the place of a task among the due tasks of its queue, when it probably starts, and why it waits."""
     return views.answer(views.position(await client.position(name, caller.stored_key(key)), caller))
-
-
-@routes.get("/v1/tasks/{name}/{key}/logs", response_model=TaskLogs, openapi_extra=about())
-async def logs(
-    name: TaskName, key: TaskKey, client: TheClient, caller: TheCaller, run_id: Annotated[RunId | None, Query()] = None
-) -> Any:
-    """Return the log lines of a task's newest 20 runs, or of one run: the last lines that its worker has kept."""
-    found = await client.logs(name, caller.stored_key(key), run_id=run_id)
-    return views.answer({"runs": [views.run_log(log, caller) for log in found]})
 
 
 def _tag(if_match: str | None) -> str | None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from mtask.kernel.document.task import Task
-from mtask.web.page.routes.task import MOST_RUNS, WIDTH, timeline
+from mtask.web.page.task import MOST_RUNS, WIDTH, timeline
 
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 

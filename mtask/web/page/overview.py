@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from mtask.web.access import Role
 from mtask.web.page import rendering
-from mtask.web.page.drawing.rows import queue_rows
 from mtask.web.page.pulse import Page
 from mtask.web.page.reads import Queue, State
+from mtask.web.page.rows import queue_rows
 from mtask.web.page.views import Addresses, Visit, see
 from mtask.web.problems import Busy, MethodNotAllowed
 

@@ -18,10 +18,10 @@ from mtask.kernel.driver.extended_json import parse_strict
 from mtask.search.order import Order, order_of
 from mtask.search.partial import TaskFields
 from mtask.web.access import Caller
-from mtask.web.page.drawing.rows import task_rows
 from mtask.web.page.forms import Form
 from mtask.web.page.reads import PAGE, Search
 from mtask.web.page.rendering import url
+from mtask.web.page.rows import task_rows
 from mtask.web.page.views import Addresses, Visit
 
 addresses = Addresses()

@@ -12,13 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mtask.features.audit_log.client import Action
-from mtask.features.flows.views import FlowRow
 from mtask.web.page.reads import Queue, State
 from mtask.web.page.rendering import NOTHING, age, badge, brief, number, shown, task_link, url
-
-#: The order of the statuses in a bar.
-_BAR = ("SUCCESS", "RUNNING", "INIT", "WAITING", "CANCELED", "FAIL")
 
 
 def task_rows(rows: Iterable[Mapping[str, Any]], now: datetime) -> Markup:
@@ -90,65 +85,3 @@ def _queue_row(queue: Queue, now: datetime) -> tuple[str, str]:
         f'<td class="n">{age(queue.oldest_due(now), now)}</td>\n<td class="n wide dim">'
     )
     return before, f'</td>\n<td class="wide">{state}</td></tr>\n'
-
-
-def flow_rows(rows: Iterable[tuple[str, FlowRow]], now: datetime) -> Markup:
-    """Return the rows of a list of flows. Each row has the key that the reader knows."""
-    return Markup("".join([_flow_row(key, flow, now) for key, flow in rows]))
-
-
-def _flow_row(key: str, flow: FlowRow, now: datetime) -> str:
-    counts = flow.counts
-    steps, ended = flow.step_cnt, flow.ended_cnt
-    if counts.get("FAIL"):
-        status = "FAIL"
-    elif ended == steps:
-        status = "CANCELED" if counts.get("CANCELED") else "SUCCESS"
-    else:
-        status = "RUNNING" if counts.get("RUNNING") else "INIT"
-    return (
-        f'<tr><td class="grow"><a href="{shown(url("/flow", key=key))}" title="{shown(key)}">'
-        f"<bdi>{shown(brief(key, 64))}</bdi></a></td>\n"
-        f'<td>{badge(status)}</td>\n<td class="progress-col">{bar(counts, steps)}</td>'
-        f'<td class="n">{number(ended)}/{number(steps)}</td><td class="n wide">{age(flow.create_time, now)}</td></tr>\n'
-    )
-
-
-def bar(counts: Mapping[str, int], total: int) -> Markup:
-    """Return a bar with the numbers of steps by status."""
-    if not total:
-        return Markup("")
-    words = "".join([f"{shown(count)} {shown(status)} " for status, count in counts.items()])
-    parts, at = [], 0.0
-    for status in _BAR:
-        if count := counts.get(status):
-            width = 100.0 * count / total
-            parts.append(f'<rect class="f-{status}" x="{round(at, 2)}" y="0" width="{round(width, 2)}" height="8"/>')
-            at += width
-    return Markup(
-        '<svg class="stack" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8" role="img" '
-        f'aria-label="{words}">\n{"".join(parts)}</svg>'
-    )
-
-
-def action_rows(actions: Iterable[tuple[Action, str | None]], now: datetime) -> Markup:
-    """Return the rows of the action log. Each action has the address of what it concerns, if there is one."""
-    return Markup("".join([_action_row(action, address, now) for action, address in actions]))
-
-
-def _action_row(action: Action, address: str | None, now: datetime) -> str:
-    target = shown(brief(action.target, 72))
-    if address:
-        target = f'<a href="{shown(address)}" title="{shown(action.target)}"><bdi>{target}</bdi></a>'
-    if action.result == "done":
-        result = '<span class="dim">done</span>'
-    elif action.result:
-        result = f'<span class="c-FAIL">{shown(action.result)}</span>'
-    else:
-        result = '<span class="dim" title="It is under way, or its process ended before it">open</span>'
-    return (
-        f'<tr><td class="nowrap">{age(action.time, now)}</td><td>{shown(brief(action.actor, 32))} '
-        f'<span class="dim wide-inline">{shown(action.via)}</span></td><td class="nowrap">{shown(action.intent)}</td>\n'
-        f'<td class="grow">{target}</td>\n'
-        f'<td class="wide dim outcome">{shown(brief(action.detail, 100))}</td><td>{result}</td></tr>\n'
-    )

@@ -12,10 +12,12 @@ import pytest
 from markupsafe import Markup
 
 from mtask.features.audit_log.client import Action
+from mtask.features.audit_log.page import action_rows
+from mtask.features.flows.page import bar, flow_rows
 from mtask.features.flows.views import FlowRow
 from mtask.web.page import rendering
-from mtask.web.page.drawing.rows import action_rows, bar, flow_rows, queue_rows, task_rows
 from mtask.web.page.reads import Queue, State
+from mtask.web.page.rows import queue_rows, task_rows
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 MARKUP = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>&amp;{{7*7}}\u202e\0"
