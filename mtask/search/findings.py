@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+from mtask.kernel.driver.operation import Operation
 
 
 class Level(StrEnum):
@@ -26,6 +28,14 @@ class Finding:
     message: str
     remedy: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Check(NamedTuple):
+    """A check of the doctor, which needs a collection."""
+
+    name: str
+    examine: Callable[[], Operation[list[Finding]]]
+    collection: str = "tasks"
 
 
 def ok(check: str, message: str, **fields: Any) -> Finding:

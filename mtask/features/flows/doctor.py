@@ -19,7 +19,7 @@ from mtask.kernel.driver.stores import TASKS
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
-from mtask.search.findings import Finding, fail, listed, ok, warn
+from mtask.search.findings import Check, Finding, fail, listed, ok, warn
 
 #: The longest time for which a change of a step may stay untold. Any live worker tells it within seconds.
 OWED_GRACE = timedelta(minutes=1)
@@ -107,6 +107,9 @@ def _open_anew(task_id: str) -> str:
 def _tasks(ids: Sequence[str]) -> str:
     more = " or more" * (len(ids) == _EXAMPLES)
     return f"{len(ids)} task{'s' * (len(ids) != 1)}{more}, such as {ids[0]}"
+
+
+CHECKS = [Check(_CHECK, flows)]
 
 
 # --- faults ----------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from mtask.kernel.driver.extended_json import parse_strict
 from mtask.web import views
 from mtask.web.access import Caller
 from mtask.web.bodies import about
-from mtask.web.models.tasks import TaskCount, TaskList
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, given_instant, router
+from mtask.web.routes.tasks import TaskCount, TaskList
 from mtask.web.schemas import FIELDS, INSTANT, Key, Status
 
 routes = router("tasks")

@@ -14,7 +14,7 @@ from mtask.features.schedules.rest import PutSchedule
 from mtask.kernel.document.options import OPTION_NAMES, build_option
 from mtask.search.partial import check_fields
 from mtask.web import schemas
-from mtask.web.models.operating import LimitBody
+from mtask.web.routes.operating import LimitBody
 
 
 @pytest.mark.parametrize(

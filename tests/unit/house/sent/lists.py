@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtask.doctor import operations as diagnosis
 from mtask.errors import AccessDenied
+from mtask.features.gathering import doctor as gathered
 from mtask.features.metrics import client
 from mtask.features.metrics import operations as tallies
 from mtask.kernel.worker.process.tally import Tally
@@ -148,7 +149,7 @@ def _diagnosis() -> dict[str, object]:
         "diagnosis: due groups": told(diagnosis.due_groups(10)),
         "diagnosis: lapsed": told(diagnosis.lapsed_tasks(5_000, 10)),
         "diagnosis: held": told(diagnosis.held_by(["w", "v"])),
-        "diagnosis: next rounds": told(diagnosis.ended_before_next_round(10)),
+        "diagnosis: next rounds": told(gathered.ended_before_next_round(10)),
         "diagnosis: overdue": told(diagnosis.overdue_expiry(60_000)),
         "diagnosis: of no tenant": told(diagnosis.open_of_no_tenant("mail")),
     }
