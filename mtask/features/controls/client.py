@@ -18,7 +18,8 @@ from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, Worke
 from mtask.features.audit_log import client as actions
 from mtask.features.audit_log.rules import Intent
 from mtask.features.controls import operations as controls
-from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MENDING, Control, Kind, Limit, check_target
+from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MENDING, Kind, Limit, check_target
+from mtask.features.controls.rules import Control as Control
 from mtask.kernel.document.task import describe_validation
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change, workers

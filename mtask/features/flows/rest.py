@@ -22,7 +22,7 @@ from mtask.web.models.common import Body, OpenAnswer
 from mtask.web.models.publishing import WorkBody
 from mtask.web.paths import FlowKey
 from mtask.web.problems import response_of
-from mtask.web.routes.common import TheCaller, TheClient, checked_callback, checked_options, router, tenant_of
+from mtask.web.routes.common import TheCaller, TheClient, checked_options, router, tenant_of
 from mtask.web.schemas import Key, Name, Options, Tenant, Text, says
 
 
@@ -147,7 +147,7 @@ async def publish(body: PublishFlow, client: TheClient, caller: TheCaller) -> An
             queue=step.queue,
             start_time=step.start_time,
             delay=step.delay,
-            callback=checked_callback(step.callback, tenant),
+            callback=step.callback and step.callback.checked(tenant),
             **checked_options(step.options),
         )
     try:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from mtask.errors import InvalidInput, SchemaMismatch, TaskNotFound
 from mtask.features.encryption import decrypt as unsealing
 from mtask.features.logs import operations as run_logs
-from mtask.features.logs.rules import RunLog
+from mtask.features.logs.rules import RunLog as RunLog
 from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.task import describe_validation
 from mtask.kernel.driver.operation import Operation

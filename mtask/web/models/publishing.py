@@ -6,32 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, Told
+from mtask.features.callbacks.rest import CallbackBody
 from mtask.web.models.common import Body, Instant, Params, ProblemDocument, Seconds
-from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Tenant, Text, Wait, says
+from mtask.web.schemas import CallId, Key, Lookup, Name, Options, Tenant, Text, Wait
 
 IfExists = Literal["keep", "update", "reject"]
-
-
-class CallbackBody(Body):
-    """Whom the end of a task is told to."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
-
-    url: Annotated[
-        str,
-        Field(max_length=MAX_URL),
-        says(
-            "An address that begins with https://, without user, password and fragment.",
-            pattern=r"^https?://[A-Za-z0-9.-]+(:[1-9][0-9]{0,3})?(/[!$-;=-Z_a-z~]*)?$",
-        ),
-    ]
-    on: Annotated[list[Told], says(minItems=1)] | None = Field(
-        default=None, description="The ends to tell; null: each."
-    )
-    secret: Annotated[str, says(pattern=SECRET_PATTERN)] | None = Field(
-        default=None, description="The name of the secret that signs; null: `default`."
-    )
 
 
 class WorkBody(Body):

@@ -16,7 +16,7 @@ from mtask.client.views import StatRow
 from mtask.doctor.explain import Inspected, limits_of
 from mtask.doctor.position import Position
 from mtask.errors import DatabaseUnavailable, TaskNotFound
-from mtask.features.controls.rules import Control
+from mtask.features.controls.client import Control
 from mtask.features.limits.doctor import PermitUse
 from mtask.kernel.document.identity import check_key, check_name, prefix_of, stored_key, task_id_of
 from mtask.kernel.document.status import TaskStatus, WorkerStatus

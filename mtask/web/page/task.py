@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from mtask.doctor.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
-from mtask.features.logs.rules import RunLog
+from mtask.features.logs.client import RunLog
 from mtask.kernel.document import rules
 from mtask.kernel.document.identity import task_id_of
 from mtask.kernel.document.options import TaskOption

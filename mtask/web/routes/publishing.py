@@ -35,7 +35,6 @@ from mtask.web.routes.common import (
     TheCaller,
     TheClient,
     check_retention,
-    checked_callback,
     checked_options,
     router,
     tenant_of,
@@ -163,7 +162,7 @@ def _spec(body: TaskBody, name: str, key: str, caller: Caller) -> TaskSpec:
         start_time=body.start_time,
         delay=body.delay,
         lookup=body.lookup,
-        callback=checked_callback(body.callback, tenant),
+        callback=body.callback and body.callback.checked(tenant),
         **options,
     )
 
