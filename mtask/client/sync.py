@@ -15,7 +15,7 @@ from mtask.client import requests
 from mtask.client.connection_sync import SyncConnection
 from mtask.client.patience import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
-from mtask.features.audit_log.rules import DONE, Intent
+from mtask.features.audit_log.client import DONE, Intent
 from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
 from mtask.kernel.driver.operation import for_everybody
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mtask.features.callbacks.rules import CallbackRef
     from mtask.features.controls import client as control_requests
     from mtask.features.controls import purging as purging_requests
-    from mtask.features.controls.rules import Control
+    from mtask.features.controls.client import Control
     from mtask.features.encryption import encrypt as sealing
     from mtask.features.encryption.vault import KeyRow
     from mtask.features.events import completed as several
@@ -54,12 +54,11 @@ if TYPE_CHECKING:
     from mtask.features.limits import doctor as limits
     from mtask.features.limits.doctor import PermitUse
     from mtask.features.logs import client as run_log_requests
-    from mtask.features.logs.rules import RunLog
+    from mtask.features.logs.client import RunLog
     from mtask.features.metrics import client as metric_requests
     from mtask.features.metrics.client import FleetMetrics
     from mtask.features.schedules import client as scheduling
-    from mtask.features.schedules.client import ScheduleArguments, When
-    from mtask.features.schedules.rules import Schedule
+    from mtask.features.schedules.client import Schedule, ScheduleArguments, When
     from mtask.kernel.document.lookup import Lookup
     from mtask.kernel.document.options import TaskOptions
     from mtask.kernel.document.task import Task, WorkerDocument

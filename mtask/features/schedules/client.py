@@ -16,7 +16,8 @@ from mtask.features.encryption import decrypt as unsealing
 from mtask.features.encryption import encrypt as sealing
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules import triggers
-from mtask.features.schedules.rules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
+from mtask.features.schedules.rules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Source
+from mtask.features.schedules.rules import Schedule as Schedule
 from mtask.features.schedules.triggers import Cron, Every, Once
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.lookup import Lookup, LookupEntry
