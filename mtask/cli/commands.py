@@ -26,7 +26,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.tasks.change": ("cancel", "retry", "rerun", "update", "remove"),
     "mtask.cli.workers.workers": ("workers", "stop-worker", "set-worker"),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
-    "mtask.doctor.cli": ("doctor",),
+    "mtask.cli.database.doctor": ("doctor",),
     "mtask.cli.database.web": ("web",),
     "mtask.cli.database.local": ("local",),
     **{f"mtask.features.{name}.cli": feature.commands for name, feature in FEATURES.items() if feature.commands},
