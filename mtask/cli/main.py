@@ -74,12 +74,12 @@ def _failed(error: Exception, given: Sequence[str]) -> int:
 
     if isinstance(error, typer.Abort):
         return failures.INTERRUPTED
-    from mtask.cli import reporting
+    from mtask.cli import output
 
     flags = given[: given.index("--")] if "--" in given else given
     settings = {"as_json": "--json" in flags, "no_color": "--no-color" in flags, "debug": "--debug" in flags}
     try:
-        return reporting.report(reporting.of_stdout(error), **settings)
+        return output.report(output.of_stdout(error), **settings)
     except OSError:  # stderr takes no text either
         return getattr(error, "exit_code", failures.OTHER)
 

@@ -12,7 +12,7 @@ from mtask.arguments import publish as publication
 from mtask.arguments.publish import UNCHANGED, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_aio import AsyncConnection
-from mtask.client.patience import CONFIRMATION, OVERDUE
+from mtask.defaults import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
 from mtask.features.audit_log.client import DONE, Intent
 from mtask.features.encryption.settings import name_of_key

@@ -22,8 +22,7 @@ from rich.text import Text
 
 from mtask.demo.app import Totals, differences
 from mtask.demo.database import DemoDatabase
-from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
-from mtask.demo.watch import Outcome, Rescue, task_name
+from mtask.demo.watch import WORKING, Kill, Outcome, Rescue, Scene, WorkerRow, task_name
 
 _STATUS_STYLES = {"running": "green", "killed": "bold red", "stopped": "bright_black"}
 _LINE_INTERVAL = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _BODIES = "mtask/web/bodies.py"
-_CONNECTIONS = "mtask/web/connections.py"
+_CONNECTIONS = "mtask/web/gate.py"
 _EVENTS = "mtask/features/events/rest.py"
 _GATE = "mtask/web/gate.py"
 _PAGE = "mtask/web/page/page.py"

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtask.client import views
 from mtask.doctor import operations as diagnosis
-from mtask.features.flows import finding, statements
+from mtask.features.flows import read, statements
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.kernel.driver.operation import Operation, tasks
@@ -30,7 +30,7 @@ Findings = Operation[list[Finding]]
 
 def flows() -> Findings:
     """Look for flows that cannot end by themselves."""
-    if not (yield from finding.is_any()):
+    if not (yield from read.is_any()):
         return [ok(_CHECK, "there are none")]
     now = yield from diagnosis.server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]

@@ -12,7 +12,7 @@ from datetime import timedelta
 from time import monotonic
 
 from mtask.errors import OperationFailed
-from mtask.features.flows import finding, read, retention
+from mtask.features.flows import read, retention
 from mtask.features.flows import settle as settling
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import transactions, workers
@@ -52,7 +52,7 @@ class FlowJanitor:
         if count % _ORPHANS_EVERY == 0:
             await self.look_for_flows()
         elif count % _OWED_EVERY == 0:
-            await self._look_for(finding.is_any_owed())
+            await self._look_for(read.is_any_owed())
         if not self._ledger.has_flows:
             return
         await look_after("lost values", self._lose_values)
@@ -63,7 +63,7 @@ class FlowJanitor:
 
     async def look_for_flows(self) -> None:
         """Look whether the database holds flows, unless that is known."""
-        await self._look_for(finding.is_any())
+        await self._look_for(read.is_any())
 
     async def _look_for(self, question: Operation[bool]) -> None:
         if self._ledger.has_flows:
@@ -97,7 +97,7 @@ class FlowJanitor:
     async def _settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
         for _ in range(_OWED_ROUNDS):
-            task_ids = await self._store.run(finding.owed(_OWED_GRACE, besides=self._owed.left_alone()))
+            task_ids = await self._store.run(read.owed(_OWED_GRACE, besides=self._owed.left_alone()))
             random.shuffle(
                 task_ids
             )  # several workers may find the same changes: each takes them in an order of its own
@@ -111,7 +111,7 @@ class FlowJanitor:
 
     async def _decide_orphans(self) -> None:
         """Decide on the waiting tasks whose holder somebody has removed from the database."""
-        task_ids = await self._store.run(finding.orphans())
+        task_ids = await self._store.run(read.orphans())
         if task_ids:
             decided = await self._store.run(settling.decide(task_ids))
             await self._store.run(settling.settle_all(decided.further))

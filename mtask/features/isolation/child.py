@@ -20,9 +20,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
-from mtask.app.app import App
+from mtask.app.app import App, load_app
 from mtask.app.hooks import Started
-from mtask.app.loader import load_app
 from mtask.app.successes import Successes
 from mtask.errors import LeaseLost, RunCanceled
 from mtask.features.encryption.cipher import Sealer

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 
-from mtask.features.isolation.executor import GRACE, Executor, Rate, State
+from mtask.features.isolation.executor import GRACE, Executor, Rate, Reports, State, take_done
 from mtask.features.isolation.messages import Message, Origin
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.isolation.processes import Guard, start
-from mtask.features.isolation.reports import Reports, take_done
 from mtask.features.logs.worker import LogKeeper
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.driver.stores import AsyncStore

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mtask import Flow
-from mtask.features.flows import doctor, finding
+from mtask.features.flows import doctor
 from mtask.features.flows import settle as settling
+from mtask.features.flows.read import orphans
 from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, server_now, succeed
 from tests.explaining import examined_by
@@ -71,7 +72,7 @@ def test_a_waiting_step_whose_holder_was_removed(mtask: Commands, store: SyncSto
     assert (head[0], head[2]) == ("WARN", ["f"])
     assert "the retention of the other steps never begins" in head[1]
     assert "Any live worker decides on it within a minute" in mtask("doctor").out.replace("\n", " ")
-    store.run(settling.settle_all(store.run(settling.decide(store.run(finding.orphans()))).further))  # as workers do
+    store.run(settling.settle_all(store.run(settling.decide(store.run(orphans()))).further))  # as workers do
     with client_of(mtask) as client:
         assert client.flow("f").counts == {"CANCELED": 2}
 
