@@ -35,15 +35,13 @@ if TYPE_CHECKING:
     from mtask.features.bulk.client import Bulk, BulkPlan
     from mtask.features.callbacks.rules import CallbackRef
     from mtask.features.controls import client as control_requests
-    from mtask.features.controls import purging as purging_requests
     from mtask.features.controls.client import Control
     from mtask.features.encryption import encrypt as sealing
     from mtask.features.encryption.vault import KeyRow
     from mtask.features.events import completed as several
-    from mtask.features.events import completed_aio, events_aio
+    from mtask.features.events import events_aio
     from mtask.features.events import following as event_requests
-    from mtask.features.events.completed_aio import AsyncCompleted
-    from mtask.features.events.events_aio import AsyncEvents
+    from mtask.features.events.events_aio import AsyncCompleted, AsyncEvents
     from mtask.features.flows import client as flows
     from mtask.features.flows import requests as flow_requests
     from mtask.features.flows.change import ChangedFlow
@@ -82,9 +80,7 @@ else:
     action_requests = LazyModule("mtask.features.audit_log.client")
     bulk_requests = LazyModule("mtask.features.bulk.client")
     control_requests = LazyModule("mtask.features.controls.client")
-    purging_requests = LazyModule("mtask.features.controls.purging")
     scheduling = LazyModule("mtask.features.schedules.client")
-    completed_aio = LazyModule("mtask.features.events.completed_aio")
     events_aio = LazyModule("mtask.features.events.events_aio")
     pages = LazyModule("mtask.search.pages")
     versions = LazyModule("mtask.client.versions")
@@ -527,18 +523,18 @@ class AsyncClient(AsyncConnection):
         events serves all tasks. The iteration raises WaitTimeout after `timeout` (a timedelta or seconds), or
         TaskNotFound if a task does not exist, or is removed or expires during the wait.
         """
-        return completed_aio.AsyncCompleted(self, several.wait_for_many(tasks, timeout, self._tenant))
+        return events_aio.AsyncCompleted(self, several.wait_for_many(tasks, timeout, self._tenant))
 
     async def wait_all(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> list[Task]:
         """Wait until all tasks have ended; return them in the given order. See `as_completed`."""
         waiting = several.wait_for_many(tasks, timeout, self._tenant)
-        async with completed_aio.AsyncCompleted(self, waiting) as completed:
+        async with events_aio.AsyncCompleted(self, waiting) as completed:
             found = {task.id: task async for task in completed}
         return [found[task_id] for task_id in waiting.task_ids]
 
     async def wait_any(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Task:
         """Wait until one of the tasks has ended; return this task. See `as_completed`."""
-        async with completed_aio.AsyncCompleted(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
+        async with events_aio.AsyncCompleted(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
             return await completed.__anext__()
 
     def events(
@@ -638,7 +634,7 @@ class AsyncClient(AsyncConnection):
         created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
         database. Raises InvalidInput.
         """
-        purging = purging_requests.prepare(status, name, queue, older_than, limit, self._tenant)
+        purging = control_requests.prepare(status, name, queue, older_than, limit, self._tenant)
         if dry_run:
             return await self._run(purging.count())
         log = self._actions

@@ -24,10 +24,8 @@ import mtask.otel
 import mtask.testing
 from mtask.app.context import Transaction
 from mtask.app.middleware import FinishCall, RunCall
-from mtask.features.events.completed_aio import AsyncCompleted
-from mtask.features.events.completed_sync import Completed
-from mtask.features.events.events_aio import AsyncEvents
-from mtask.features.events.events_sync import Events
+from mtask.features.events.events_aio import AsyncCompleted, AsyncEvents
+from mtask.features.events.events_sync import Completed, Events
 from mtask.features.events.task_events import EventKind, TaskEvent
 from mtask.features.flows.handler import Adding, Results
 from mtask.features.limits.doctor import PermitHolder, PermitUse, PermitWaiter

@@ -75,7 +75,7 @@ STARTS = {
             "mtask.features.flows.requests",
             "mtask.doctor.checks",
             "mtask.doctor.explain",
-            "mtask.features.events.completed_sync",
+            "mtask.features.events.events_sync",
             "mtask.features.encryption.reads",
             "mtask.features.flows.settle",
         },
