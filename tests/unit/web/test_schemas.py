@@ -10,11 +10,11 @@ from pydantic import TypeAdapter
 
 from mtask.errors import InvalidInput
 from mtask.features.bulk.rest import BulkBody
+from mtask.features.controls.rest import LimitBody
 from mtask.features.schedules.rest import PutSchedule
 from mtask.kernel.document.options import OPTION_NAMES, build_option
 from mtask.search.partial import check_fields
 from mtask.web import schemas
-from mtask.web.routes.operating import LimitBody
 
 
 @pytest.mark.parametrize(
