@@ -138,7 +138,7 @@ class Counts:
 
     queues: Sequence[QueueCounts]
     time: datetime
-    read_admitted: Sequence[Pair]
+    admitted: Sequence[Pair]
 
 
 def shared() -> Operation[Counts | None]:
@@ -186,7 +186,7 @@ def _take_lease(holder: str, *, exists: bool) -> Operation[bool]:
 
 def _refresh(holder: str, known: Mapping[str, Any]) -> Operation[None]:
     queues, _ = yield from _counted()
-    read_admitted = yield from _admission(known)
+    admitted = yield from _admission(known)
     # Both instants are the server's, so no process needs a clock.
     began = {"$subtract": ["$lease_expire_time", _LEASE // _MS]}
     took_ms = {"$subtract": [x.NOW, began]}
@@ -194,7 +194,7 @@ def _refresh(holder: str, known: Mapping[str, Any]) -> Operation[None]:
         "queues": x.literal([_stored(counted) for counted in queues]),
         "count_time": began,
         "fresh_until": x.add_ms(x.NOW, {"$max": [_FRESH // _MS, {"$multiply": [_TIMES, took_ms]}]}),
-        "admitted": x.literal([list(pair) for pair in read_admitted]),
+        "admitted": x.literal([list(pair) for pair in admitted]),
         "lease_expire_time": x.NOW,
         "update_time": x.NOW,
     }
@@ -213,12 +213,12 @@ def _admission(known: Mapping[str, Any]) -> Operation[list[Pair]]:
     A pair is never taken off the list, because its counter would fall.
     """
     found = yield metrics("find", {"kind": {"$in": ["worker", "totals"]}}, {"pairs.queue": 1, "pairs.name": 1})
-    read_admitted = dict.fromkeys(_pairs(known))
+    admitted = dict.fromkeys(_pairs(known))
     for document in sorted(found, key=lambda document: (document["_id"] != TOTALS_ID, str(document["_id"]))):
         for pair in tally_of(document).pairs:
-            if len(read_admitted) < MAX_PAIRS and pair != OTHER:
-                read_admitted.setdefault(pair)
-    return list(read_admitted)
+            if len(admitted) < MAX_PAIRS and pair != OTHER:
+                admitted.setdefault(pair)
+    return list(admitted)
 
 
 def _stored(counted: QueueCounts) -> Document:

@@ -19,7 +19,7 @@ from mtask.kernel.statements import derive, filters, short, views
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.publish import NewParams
 from mtask.search import walks
-from mtask.testing import bench
+from mtask.testing.bench import bring_nearer, drop, due, is_idle, until_next
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
     FAILURES,
@@ -204,12 +204,12 @@ def _others() -> dict[str, object]:
         ),
         "first of tenants": told(positions.first_of_tenants("mail", NOW)),
         "finished lately": told(positions.finished_lately("mail", ["task"])),
-        "is idle": told(bench.is_idle()),
-        "is idle with callbacks": told(bench.is_idle(with_callbacks=True)),
-        "due": told(bench.due()),
-        "due with callbacks": told(bench.due(with_callbacks=True)),
-        "until next": told(bench.until_next()),
-        "bring nearer": told(bench.bring_nearer(_MINUTE)),
-        "drop": told(bench.drop()),
+        "is idle": told(is_idle()),
+        "is idle with callbacks": told(is_idle(with_callbacks=True)),
+        "due": told(due()),
+        "due with callbacks": told(due(with_callbacks=True)),
+        "until next": told(until_next()),
+        "bring nearer": told(bring_nearer(_MINUTE)),
+        "drop": told(drop()),
         "derive at an instant": [derive.close_lapsed(NOW), derive.derive(NOW), derive.derive_routinely(NOW)],
     }
