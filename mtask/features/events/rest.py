@@ -120,7 +120,7 @@ def _told_place(token: str | None, caller: Caller) -> str | None:
 
 
 def _event(found: TaskEvent, caller: Caller) -> str:
-    return _written(found.kind.value, _event(found, caller), found.token)
+    return _written(found.kind.value, _document(found, caller), found.token)
 
 
 def _written(kind: str, document: dict[str, Any], token: str | None) -> str:
@@ -164,9 +164,9 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def _event(found: TaskEvent, caller: Caller) -> Any:
+def _document(found: TaskEvent, caller: Caller) -> dict[str, Any]:
     """Return an event."""
-    made: Any = asdict(found if caller.tenant is None else as_told_to(found, caller.tenant))
+    made: dict[str, Any] = asdict(found if caller.tenant is None else as_told_to(found, caller.tenant))
     made["task_id"], made["key"] = caller.shown_id(found.task_id), caller.shown_key(found.key)
     made["name"], made["kind"] = found.name, found.kind.value
     made["task_status"] = None if found.task_status is None else found.task_status.value

@@ -466,5 +466,5 @@ def wait(
     return failures.TASK_CANCELED if flow.counts.get(TaskStatus.CANCELED) else failures.OK
 
 
-for _name, _function in (("show", show), ("list", list_flows), ("cancel", cancel), ("retry", retry), ("wait", wait)):
-    command(app, _name)(_function)
+for _each, _function in (("show", show), ("list", list_flows), ("cancel", cancel), ("retry", retry), ("wait", wait)):
+    command(app, _each)(_function)
