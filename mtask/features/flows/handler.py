@@ -228,7 +228,7 @@ class _Reading:
 
 
 def _opened(rows: Sequence[dict[str, Any]]) -> Operation[None]:
-    """Decode the results in rows of `children`, in place. Raises DecryptionFailed if one is refused or stays closed."""
+    """Decode rows of `publish.results` in place. Raises DecryptionFailed if a result is refused or stays closed."""
     codec: Codec = yield GET_CODEC
     closed: list[tuple[dict[str, Any], Owner]] = []
     for row in rows:

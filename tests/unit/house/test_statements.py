@@ -94,12 +94,8 @@ def _operations() -> Iterator[Callable[..., object]]:
     for module in sorted(modules, key=lambda one: one.__name__):
         for name, made in vars(module).items():
             is_own = inspect.isgeneratorfunction(made) and made.__module__ == module.__name__
-            if (
-                is_own
-                and _is_operation(made)
-                and not name.startswith("_")
-                and f"{made.__module__}.{name}" not in _WITHOUT
-            ):
+            is_left_out = name.startswith("_") or f"{module.__name__}.{name}" in _WITHOUT
+            if is_own and _is_operation(made) and not is_left_out:
                 yield made
 
 
