@@ -38,7 +38,7 @@ from benchmarks.options import DEFAULT_FOLDER, DEFAULT_RUNS, Options
 from benchmarks.report import files
 from benchmarks.report.figures import Result
 from benchmarks.report.table import table
-from mtask.cli import failures, reporting
+from mtask.cli import failures, output
 from mtask.cli.output import console
 from mtask.errors import InvalidInput
 from mtask.kernel.driver.errors import translated
@@ -499,7 +499,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return failures.INTERRUPTED
     except Exception as error:
-        return reporting.report(translated(_first(error)), as_json=False, no_color=False, debug=_DEBUG in given)
+        return output.report(translated(_first(error)), as_json=False, no_color=False, debug=_DEBUG in given)
     return failures.OK
 
 

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Each source, and the file that is generated from it.
 SOURCES = {
     "mtask/client/aio.py": "mtask/client/sync.py",
-    "mtask/features/events/completed_aio.py": "mtask/features/events/completed_sync.py",
     "mtask/features/events/events_aio.py": "mtask/features/events/events_sync.py",
 }
 #: Names in code, and words in docstrings and comments.
@@ -34,7 +33,6 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
-    "completed_aio": "completed_sync",
     "connection_aio": "connection_sync",
     "events_aio": "events_sync",
 }
@@ -68,11 +66,8 @@ PHRASES = {
             "    from mtask.kernel.driver.types import SyncSession\n",
         ),
     ),
-    "mtask/features/events/completed_aio.py": (
-        ("as they end, for asyncio.", "as they end, for sync code."),
-        ("in an `async with` block", "in a `with` block"),
-    ),
     "mtask/features/events/events_aio.py": (
+        ("as they end, for asyncio.", "as they end, for sync code."),
         ("for asyncio: it continues", "for sync code: it continues"),
         ("in an `async with` block", "in a `with` block"),
         (

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from mtask.cli.root import app
+from mtask.cli.commands import app
 from mtask.cli.words import FILE, Command, Flag
 
 

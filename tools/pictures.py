@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 from mtask import Client
-from mtask.demo.files import find_files
+from mtask.demo.app import find_files
 from mtask.demo.play import Plan, Play
-from mtask.demo.scene import Scene
+from mtask.demo.watch import Scene
 from mtask.local import temporary
 from tests.integration.web.page.browser import Browser, browsing
 

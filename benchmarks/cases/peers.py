@@ -20,7 +20,7 @@ from benchmarks.peers.servers import Mongo, PeerServer, Postgres, Redis
 from benchmarks.peers.trials import Bench, Drain, Quiet, Sizes
 from benchmarks.report.figures import turns
 from mtask.errors import InvalidInput, MtaskError
-from mtask.local.find import find_mongod
+from mtask.local.folder import find_mongod
 from mtask.local.temporary import swept
 from mtask.settings import read_settings
 

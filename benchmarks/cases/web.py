@@ -24,7 +24,7 @@ from benchmarks.measuring.web import Asked, Web, asking
 from benchmarks.options import Options
 from benchmarks.report.figures import Figure, Result, Target, compared, figure, quantile, turns
 from mtask import AsyncClient
-from mtask.web.app import build
+from mtask.web.server import build
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Tokens
 

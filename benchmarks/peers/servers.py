@@ -24,8 +24,8 @@ from pymongo import MongoClient
 from benchmarks.measuring.server import NotMeasured, wait_until
 from benchmarks.peers.processes import cpu_of_tree, end_with_parent, tree_of
 from mtask.local import ReplicaSet
-from mtask.local.ports import free_ports
-from mtask.local.waiting import Deadline
+from mtask.local.folder import Deadline
+from mtask.local.ownership import free_ports
 from mtask.settings import read_settings
 
 _HOST = "127.0.0.1"

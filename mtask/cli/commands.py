@@ -1,4 +1,4 @@
-"""The commands of `mtask` and their modules. A module is imported when one of its commands is asked for."""
+"""The command `mtask`, its commands and their modules. A module is imported when one of its commands is asked for."""
 
 from __future__ import annotations
 
@@ -6,39 +6,30 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mtask.cli import words
+from mtask.cli import failures, words
+from mtask.cli.flags import callback
+from mtask.parts.surfaces import FEATURES
 
-#: Each module with the commands and groups that its `register` adds. `mtask --help` lists them in this order.
+#: Each module with the commands and groups that its `register` adds: those of the queue, then those of features.
+#: `mtask --help` lists them in this order.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.database.demo": ("demo",),
     "mtask.cli.tasks.publish": ("publish",),
-    "mtask.features.controls.purge": ("purge",),
-    "mtask.features.bulk.cli": ("bulk",),
     "mtask.cli.tasks.show": ("show",),
-    "mtask.features.events.cli": ("tail",),
-    "mtask.features.logs.cli": ("logs",),
     "mtask.cli.tasks.find": ("find", "list", "stats"),
-    "mtask.cli.tasks.wait": ("wait",),
-    "mtask.cli.tasks.result": ("result",),
-    "mtask.cli.tasks.position": ("position",),
+    "mtask.cli.tasks.wait": ("wait", "result", "position"),
     "mtask.cli.tasks.change": ("cancel", "retry", "rerun", "update", "remove"),
     "mtask.cli.workers.workers": ("workers", "stop-worker", "set-worker"),
-    "mtask.features.metrics.top": ("top",),
-    "mtask.features.controls.cli": ("pause", "resume", "limit", "fair", "keep", "controls"),
-    "mtask.features.audit_log.cli": ("log",),
-    "mtask.features.encryption.cli": ("keys",),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
-    "mtask.doctor.cli": ("doctor",),
+    "mtask.cli.database.doctor": ("doctor",),
     "mtask.cli.database.web": ("web",),
-    "mtask.features.metrics.cli": ("metrics",),
-    "mtask.features.flows.surface.cli": ("flow",),
-    "mtask.features.schedules.cli": ("schedule",),
     "mtask.cli.database.local": ("local",),
+    **{f"mtask.features.{name}.cli": feature.commands for name, feature in FEATURES.items() if feature.commands},
 }
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
@@ -104,3 +95,43 @@ def made_by(module: str, markup: Any = None) -> dict[str, Any]:
     import_module(module).register(app)
     group: Any = typer.main.get_command(app)
     return dict(group.commands)
+
+
+# --- root ------------------------------------------------------------------------------------------------
+
+# The command `mtask` with its flags, as typer reads them. `mtask.cli.main` runs it.
+
+_CODES = "\n".join(f"- {code}: {meaning}" for code, meaning in failures.EXIT_CODES.items())
+EPILOG = (
+    "Flags win over the environment (MTASK_URI, MTASK_DATABASE, MTASK_LOCAL_FOLDER, ...), and the environment over "
+    "`.env` in the working folder. MTASK_MONGOD names a program, so it is not read from `.env`. Put a URI with a "
+    f"password into MTASK_URI: every user of the machine can read command lines.\n\nExit codes:\n\n{_CODES}"
+)
+
+app = typer.Typer(
+    name="mtask",
+    cls=Commands,
+    help="A task queue on MongoDB: publish and inspect tasks, and manage their workers.",
+    epilog=EPILOG,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from mtask.version import __version__
+
+        typer.echo(f"mtask {__version__}")
+        raise typer.Exit
+
+
+@callback(app, lists_flags=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """A task queue on MongoDB: publish and inspect tasks, and manage their workers."""

@@ -14,8 +14,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from mtask.cli.flags import Flags
-from mtask.cli.output import clean, console, write_json
-from mtask.cli.reporting import NotPrinted
+from mtask.cli.output import NotPrinted, clean, console, write_json
 from mtask.client.sync import Client
 from mtask.defaults import DEFAULT_DATABASE, DEFAULT_URI
 from mtask.features.audit_log.client import acting_as, system_user

@@ -10,7 +10,7 @@ import os
 import sys
 from functools import cache
 
-from mtask.cli import failures, streams
+from mtask.cli import failures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _command() -> Callable[..., Any]:
     """Build the command. It keeps the subcommands that were asked for, so it is built once."""
     import typer
 
-    from mtask.cli.root import app
+    from mtask.cli.commands import app
 
     return typer.main.get_command(app)
 
@@ -34,12 +34,12 @@ def _command() -> Callable[..., Any]:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. This is the entry point."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    streams.prepare()
+    failures.prepare()
     question = os.environ.get(COMPLETE)
     if question:
-        from mtask.cli import completing
+        from mtask.cli import words
 
-        answer = completing.answer(os.environ, question)
+        answer = words.answer(os.environ, question)
         if answer is not None:
             sys.stdout.write(answer.text)
             return answer.code
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _failed(error, given)
     finally:
-        streams.leave_lost()
+        failures.leave_lost()
     return code if isinstance(code, int) else failures.OK
 
 
@@ -74,12 +74,12 @@ def _failed(error: Exception, given: Sequence[str]) -> int:
 
     if isinstance(error, typer.Abort):
         return failures.INTERRUPTED
-    from mtask.cli import reporting
+    from mtask.cli import output
 
     flags = given[: given.index("--")] if "--" in given else given
     settings = {"as_json": "--json" in flags, "no_color": "--no-color" in flags, "debug": "--debug" in flags}
     try:
-        return reporting.report(reporting.of_stdout(error), **settings)
+        return output.report(output.of_stdout(error), **settings)
     except OSError:  # stderr takes no text either
         return getattr(error, "exit_code", failures.OTHER)
 

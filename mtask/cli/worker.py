@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtask.cli import streams
+from mtask.cli import failures
 from mtask.cli.flags import describe, keyword
 from mtask.errors import MtaskError
 from mtask.settings import Settings
@@ -77,7 +77,7 @@ def run() -> None:
         print(f"mtask-worker: {lines}", file=sys.stderr)  # noqa: T201 a command prints
         sys.exit(error.exit_code)
     finally:
-        streams.leave_lost()
+        failures.leave_lost()
 
 
 if __name__ == "__main__":

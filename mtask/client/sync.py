@@ -22,9 +22,9 @@ from mtask.arguments.criteria import checked as checked_criteria
 from mtask.arguments.publish import UNCHANGED, PublishArguments, PublishManyArguments, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_sync import SyncConnection
-from mtask.client.patience import CONFIRMATION, OVERDUE
+from mtask.defaults import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
-from mtask.features.audit_log.rules import DONE, Intent
+from mtask.features.audit_log.client import DONE, Intent
 from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
 from mtask.kernel.driver import codec
@@ -46,29 +46,26 @@ if TYPE_CHECKING:
     from mtask.features.bulk import client as bulk_requests
     from mtask.features.bulk.client import Bulk, BulkPlan
     from mtask.features.controls import client as control_requests
-    from mtask.features.controls import purging as purging_requests
-    from mtask.features.controls.rules import Control
+    from mtask.features.controls.client import Control
     from mtask.features.encryption.vault import KeyRow
     from mtask.features.events import completed as several
-    from mtask.features.events import completed_sync, events_sync
+    from mtask.features.events import events_sync
     from mtask.features.events import following as event_requests
-    from mtask.features.events.completed_sync import Completed
-    from mtask.features.events.events_sync import Events
+    from mtask.features.events.events_sync import Completed, Events
     from mtask.features.flows import client as flows
     from mtask.features.flows import requests as flow_requests
     from mtask.features.flows.change import ChangedFlow
     from mtask.features.flows.client import Flow
     from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState
-    from mtask.features.limits import explain as limits
-    from mtask.features.limits.explain import PermitUse
+    from mtask.features.limits import doctor as limits
+    from mtask.features.limits.doctor import PermitUse
     from mtask.features.logs import client as run_log_requests
-    from mtask.features.logs.rules import RunLog
+    from mtask.features.logs.client import RunLog
     from mtask.features.metrics import client as metric_requests
     from mtask.features.metrics.client import FleetMetrics
     from mtask.features.schedules import client as scheduling
-    from mtask.features.schedules.client import ScheduleArguments, When
-    from mtask.features.schedules.rules import Schedule
+    from mtask.features.schedules.client import Schedule, ScheduleArguments, When
     from mtask.kernel.document.options import TaskOptions
     from mtask.kernel.document.task import Task, WorkerDocument
     from mtask.kernel.driver.operation import Operation, T
@@ -88,14 +85,12 @@ else:
     backlog = LazyModule("mtask.doctor.backlog")
     doctor = LazyModule("mtask.doctor.checks")
     explain = LazyModule("mtask.doctor.explain")
-    limits = LazyModule("mtask.features.limits.explain")
+    limits = LazyModule("mtask.features.limits.doctor")
     position = LazyModule("mtask.doctor.position")
     action_requests = LazyModule("mtask.features.audit_log.client")
     bulk_requests = LazyModule("mtask.features.bulk.client")
     control_requests = LazyModule("mtask.features.controls.client")
-    purging_requests = LazyModule("mtask.features.controls.purging")
     scheduling = LazyModule("mtask.features.schedules.client")
-    completed_sync = LazyModule("mtask.features.events.completed_sync")
     events_sync = LazyModule("mtask.features.events.events_sync")
     pages = LazyModule("mtask.search.pages")
     versions = LazyModule("mtask.client.versions")
@@ -373,18 +368,18 @@ class Client(SyncConnection):
         events serves all tasks. The iteration raises WaitTimeout after `timeout` (a timedelta or seconds), or
         TaskNotFound if a task does not exist, or is removed or expires during the wait.
         """
-        return completed_sync.Completed(self, several.wait_for_many(tasks, timeout, self._tenant))
+        return events_sync.Completed(self, several.wait_for_many(tasks, timeout, self._tenant))
 
     def wait_all(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> list[Task]:
         """Wait until all tasks have ended; return them in the given order. See `as_completed`."""
         waiting = several.wait_for_many(tasks, timeout, self._tenant)
-        with completed_sync.Completed(self, waiting) as completed:
+        with events_sync.Completed(self, waiting) as completed:
             found = {task.id: task for task in completed}
         return [found[task_id] for task_id in waiting.task_ids]
 
     def wait_any(self, tasks: Iterable[TaskPointer], *, timeout: timedelta | float | None = None) -> Task:
         """Wait until one of the tasks has ended; return this task. See `as_completed`."""
-        with completed_sync.Completed(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
+        with events_sync.Completed(self, several.wait_for_any(tasks, timeout, self._tenant)) as completed:
             return completed.__next__()
 
     def events(
@@ -482,7 +477,7 @@ class Client(SyncConnection):
         created. The purge removes tasks in batches. It pauses for half of the time, so that others can use the
         database. Raises InvalidInput.
         """
-        purging = purging_requests.prepare(criteria, older_than, limit, self._tenant)
+        purging = control_requests.prepare(criteria, older_than, limit, self._tenant)
         if dry_run:
             return self._run(purging.count())
         log = self._actions

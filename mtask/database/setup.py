@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from mtask.database import roles
 from mtask.database.schema import LAYOUTS, schema_title
 from mtask.errors import AccessDenied, NotReplicaSet, OperationFailed, SchemaMismatch, ServerTooOld
 from mtask.kernel.document.task import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.kernel.driver.indexes import FINISHED_INDEX, finished_index, head_index
-from mtask.kernel.driver.operation import Call, Collection, Operation, command, on, tasks
+from mtask.kernel.driver.operation import Call, Collection, Operation, admin_command, command, on, tasks
+from mtask.kernel.driver.roles import ROLES, Role, privileges, role_name
 
 #: The collections that every use needs. The others are made before the first write to them.
 ESSENTIAL: Sequence[Collection] = ("tasks", "workers")
@@ -72,7 +72,7 @@ def ensure(collections: Sequence[Collection] = ESSENTIAL, *, repair: bool = Fals
 def ensure_with_roles(database: str) -> Operation[datetime]:
     """Make the database's roles, then set up all collections again; return the server's time."""
     yield from check_server()
-    yield from roles.make(database)
+    yield from make(database)
     return (yield from ensure(EVERY, repair=True))
 
 
@@ -206,3 +206,42 @@ def _make_indexes(collection: str, make_indexes: Call) -> Operation[None]:
                 "Drop that index, then run `mtask init`.",
             ) from error
         raise
+
+
+# --- roles -----------------------------------------------------------------------------------------------
+
+# Makes and updates the roles in the database. `mtask.kernel.driver.roles` defines these roles.
+
+_ALREADY_THERE = 51002
+
+
+def make(database: str) -> Operation[dict[str, str]]:
+    """Make or update the roles in `admin`; return "made", "changed" or "in place" for each role.
+
+    The user needs MongoDB's role userAdminAnyDatabase, because none of mtask's own roles may make roles.
+    """
+    done = {}
+    for role in ROLES:
+        done[role_name(database, role)] = yield from _make(database, role)
+    return done
+
+
+def _make(database: str, role: Role) -> Operation[str]:
+    name, wanted = role_name(database, role), privileges(database, role)
+    answer = yield admin_command("rolesInfo", {"role": name, "db": "admin"}, showPrivileges=True)
+    if not answer["roles"]:
+        try:
+            yield admin_command("createRole", name, privileges=wanted, roles=[])
+        except OperationFailed as error:
+            if error.code != _ALREADY_THERE:
+                raise
+        else:
+            return "made"
+    elif not answer["roles"][0]["roles"] and _normal(answer["roles"][0]["privileges"]) == _normal(wanted):
+        return "in place"
+    yield admin_command("updateRole", name, privileges=wanted, roles=[])
+    return "changed"
+
+
+def _normal(listed: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    return {(str(sorted(each["resource"].items())), action) for each in listed for action in each["actions"]}

@@ -6,17 +6,22 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from mtask import Client, local
-from mtask.demo import survey
+from mtask.client import AsyncClient
 from mtask.demo.app import app
-from mtask.errors import SchemaMismatch
+from mtask.errors import InvalidInput, SchemaMismatch
 from mtask.kernel.driver.errors import scrubbed
-from mtask.kernel.driver.stores import TASKS
+from mtask.kernel.driver.operation import COLLECTIONS
+from mtask.kernel.driver.stores import TASKS, bounded
+from mtask.kernel.driver.types import SyncCollection
+from mtask.kernel.statements.filters import RUNS
 
 DATABASE = "mtask_demo"
 _REMEDY = "The demo needs a database of its own: name another with --database."
@@ -92,14 +97,14 @@ def existing_database(uri: str, database: str | None, *, keep: bool) -> Iterator
     with Client(uri, database=name, check=False) as client:
         client.server_time()
         _refuse_foreign(client)
-        survey.clear(client.tasks)
+        clear(client.tasks)
         is_done = False
         try:
             yield DemoDatabase(uri, name, f"at {scrubbed(uri)}, database {name}", is_kept=keep)
             is_done = True
         finally:
             if not (keep and is_done):
-                survey.clear(client.tasks)
+                clear(client.tasks)
 
 
 def _with_database(uri: str) -> str:
@@ -107,7 +112,7 @@ def _with_database(uri: str) -> str:
 
 
 def _refuse_foreign(client: Client) -> None:
-    others = survey.others(client.tasks, list(app.handlers))
+    others = look_for_others(client.tasks, list(app.handlers))
     where = f"{client.database_name}.{TASKS}"
     if others.collection is not None:
         raise SchemaMismatch(where, f"the database also holds the collection {others.collection!r}", _REMEDY)
@@ -120,3 +125,107 @@ def _refuse_foreign(client: Client) -> None:
         raise SchemaMismatch(
             where, f"{present[0].worker_id!r} uses this database", "Stop it, or name another --database."
         )
+
+
+# --- survey ----------------------------------------------------------------------------------------------
+
+# Operations for demonstrations: look for foreign data, clear the database, and read the tasks of one name.
+
+Document = dict[str, Any]
+#: Time limit of a request for single documents, and of a request that may read all tasks.
+_TIMEOUT, _LONG_TIMEOUT = timedelta(seconds=30), timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """Examples of data in a database that are neither workers nor tasks of the given names."""
+
+    #: The first collection that does not belong to mtask.
+    collection: str | None
+    #: The first of mtask's collections, except tasks and workers, that holds documents.
+    kept: str | None
+    #: A task of another name, as a document that holds only its `_id`.
+    task: Document | None
+
+
+def look_for_others(tasks: SyncCollection, names: Sequence[str]) -> Others:
+    """Look in the collection's database for data that are neither workers nor tasks of these names."""
+    database = tasks.database
+    with bounded(_TIMEOUT):
+        foreign = set(database.list_collection_names()) - set(COLLECTIONS)
+        kept = [name for name in COLLECTIONS[2:] if database[name].find_one({}, {"_id": 1}) is not None]
+        task = tasks.find_one({"name": {"$nin": list(names)}}, {"_id": 1})
+    return Others(min(foreign, default=None), kept[0] if kept else None, task)
+
+
+def clear(tasks: SyncCollection) -> None:
+    """Remove mtask's collections. If the database holds nothing else, it disappears, too."""
+    with bounded(_TIMEOUT):
+        for name in COLLECTIONS:
+            tasks.database[name].drop()
+
+
+def server_version(tasks: SyncCollection) -> str:
+    """Return MongoDB's version."""
+    with bounded(_LONG_TIMEOUT):
+        return str(tasks.database.command("buildInfo")["version"])
+
+
+def runs_by_worker(tasks: SyncCollection, name: str) -> dict[tuple[str, str], int]:
+    """Return the number of runs in the tasks of this name, by worker_id and by the status of the run."""
+    group = {"worker_id": f"${RUNS}.worker_id", "status": f"${RUNS}.status"}
+    pipeline: list[Document] = [
+        {"$match": {"name": name}},
+        {"$project": {f"{RUNS}.worker_id": 1, f"{RUNS}.status": 1}},
+        {"$unwind": f"${RUNS}"},
+        {"$group": {"_id": group, "count": {"$sum": 1}}},
+    ]
+    with bounded(_LONG_TIMEOUT):
+        return {(row["_id"]["worker_id"], row["_id"]["status"]): row["count"] for row in tasks.aggregate(pipeline)}
+
+
+def leased_beyond(tasks: SyncCollection, name: str, worker_id: str, instant: datetime) -> list[Document]:
+    """Return the tasks of this name that have a matching run of the worker.
+
+    A run matches if its lease ends after `instant` and it has no SUCCESS.
+    """
+    held = {"worker_id": worker_id, "ping_expire_time": {"$gt": instant}, "success_time": None}
+    with bounded(_LONG_TIMEOUT):
+        return list(tasks.find({"name": name, RUNS: {"$elemMatch": held}}))
+
+
+def documents(tasks: SyncCollection, name: str) -> Iterator[Document]:
+    """Yield the documents of all tasks of this name, as they are stored."""
+    with bounded(None):
+        yield from tasks.find({"name": name})
+
+
+# --- page ------------------------------------------------------------------------------------------------
+
+# Opens the demo's database in the web page while the demo runs.
+
+#: The port at which the page is served if it is free, as that of `mtask web`.
+_PORT = 8787
+
+
+@contextmanager
+def served_page(database: DemoDatabase) -> Iterator[str]:
+    """Serve the page of the demo's database during the block; give the link. Raises InvalidInput."""
+    try:
+        from mtask.web import server
+        from mtask.web.access import Caller, Role
+        from mtask.web.settings import WebSettings
+        from mtask.web.tokens import Token, Tokens, digest_of, fresh_token
+    except ImportError as error:
+        raise InvalidInput(
+            f"--web needs the extra `web` ({error.name} is missing): pip install 'mtask[web]'.", field="web"
+        ) from None
+    token = fresh_token()
+    tokens = Tokens([Token(Caller("the demo's visitor", Role.OPERATE), digest_of(token))])
+    settings = WebSettings(port=_PORT)
+    try:
+        server.listen(settings).close()
+    except InvalidInput:  # another server has it
+        settings = WebSettings(port=0)
+    with server.served(lambda: AsyncClient(database.uri, database=database.name), settings, tokens) as port:
+        yield f"http://{settings.host}:{port}/login?token={token}"

@@ -1,11 +1,17 @@
-"""The demo's display: a live picture on a terminal, or lines if the output is not a terminal."""
+"""The demo's display: a live picture on a terminal, or lines if the output is not a terminal. Then the summary."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -14,8 +20,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from mtask.demo.scene import WORKING, Scene
-from mtask.demo.watch import Rescue
+from mtask.demo.app import Totals, differences
+from mtask.demo.database import DemoDatabase
+from mtask.demo.watch import WORKING, Kill, Outcome, Rescue, Scene, WorkerRow, task_name
 
 _STATUS_STYLES = {"running": "green", "killed": "bold red", "stopped": "bright_black"}
 _LINE_INTERVAL = 1.0
@@ -196,3 +203,270 @@ def abridged(text: str, limit: int) -> str:
     if len(printable) <= limit:
         return printable
     return f"…{printable[1 - limit :]}"
+
+
+# --- closing ---------------------------------------------------------------------------------------------
+
+# The printed summary.
+
+_SHOWN = 10
+_DIGEST = 16
+
+
+def closing_lines(summary: Summary, scene: Scene, width: int, *, with_rescues: bool) -> Iterator[RenderableType]:
+    """Yield the lines to print at the end. With `with_rescues`, they include the killed worker's tasks."""
+    if with_rescues and scene.kill is not None:
+        yield from (Text(), Text(kill_line(scene)), rescues_table(summary.rescues, width))
+    yield Text()
+    yield _totals(summary)
+    yield Text()
+    yield from _verdict(summary)
+    yield from _failures(summary)
+    yield Text()
+    yield _figures(summary)
+    yield Text()
+    yield from _documents(summary)
+
+
+def _totals(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bright_black")
+    table.add_column("totals")
+    table.add_column("by the tasks", justify="right")
+    table.add_column("directly", justify="right")
+    table.add_column("")
+    tasks, direct = summary.tasks.rows(), summary.direct.rows()
+    names = {name for name, _ in summary.tasks.top} | {name for name, _ in summary.direct.top}
+    for index in range(max(len(tasks), len(direct))):
+        name, ours = tasks[index] if index < len(tasks) else ("", "")
+        other, theirs = direct[index] if index < len(direct) else ("", "")
+        is_equal = (name, ours) == (other, theirs)
+        mark = Text("equal", style="green") if is_equal else Text("DIFFERENT", style="bold red")
+        label = Text.assemble(("identifier " if name in names else "", "bright_black"), abridged(name or other, 30))
+        table.add_row(label, _number(ours), _number(theirs), mark)
+    return table
+
+
+def _number(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value[:_DIGEST]
+
+
+def _verdict(summary: Summary) -> Iterator[Text]:
+    if summary.is_equal:
+        yield Text("equal: every file was counted, none was counted twice", style="bold green")
+        return
+    found = summary.differences
+    yield Text("NOT equal: the tasks' totals are not those of the direct computation", style="bold red")
+    yield from (Text(f"  {line}", style="red") for line in found[:_SHOWN])
+    if len(found) > _SHOWN:
+        yield Text(f"  and {len(found) - _SHOWN} more", style="red")
+    yield Text("  Files that change while the demo runs can cause this: call it again, or choose another folder.")
+
+
+def _failures(summary: Summary) -> Iterator[Text]:
+    failures = sorted(summary.tasks.failures.items())
+    if failures:
+        yield Text(f"{len(failures)} tasks ended as FAIL:", style="yellow")
+    for key, reason in failures[:_SHOWN]:
+        yield Text(f"  {abridged(key, 60)}: {abridged(reason, 120)}", style="yellow")
+    if len(failures) > _SHOWN:
+        yield Text(f"  and {len(failures) - _SHOWN} more", style="yellow")
+
+
+def _figures(summary: Summary) -> Table:
+    publication = summary.publication
+    table = Table.grid(padding=(0, 3, 0, 0))
+    total = len(summary.direct.hashes) + len(summary.direct.failures)
+    rows = [
+        (
+            "published",
+            f"{publication.created:,} created, {publication.kept:,} kept; "
+            f"again: {publication.created_again:,} created, {publication.kept_again:,} kept",
+        ),
+        (
+            "tasks",
+            f"{total:,} in {summary.seconds:.1f} s, {summary.tasks_per_second:,.0f} tasks/s "
+            f"with {len(summary.workers)} workers",
+        ),
+        ("runs", f"{summary.runs:,}, {summary.timeouts:,} of them lapsed"),
+    ]
+    if summary.kill is not None:
+        rows.append(("rescued", rescue_words(summary)))
+    for name, words in rows:
+        table.add_row(Text(name, style="bright_black"), Text(words))
+    return table
+
+
+def rescue_words(summary: Summary) -> str:
+    """Return one line that tells how soon the killed worker's tasks were preempted."""
+    assert summary.kill is not None
+    delays = [delay / timedelta(milliseconds=1) for delay in summary.delays]
+    if not delays:
+        return f"none: {summary.kill.worker_id} had written its last results when it was killed"
+    tasks = "1 task" if len(delays) == 1 else f"{len(delays)} tasks"
+    spread = f"{delays[0]:,.0f} to {delays[-1]:,.0f} ms after the lease lapsed, median {median(delays):,.0f} ms"
+    return f"{tasks} of {summary.kill.worker_id}, {spread}"
+
+
+def _documents(summary: Summary) -> Iterator[RenderableType]:
+    database = summary.database
+    if not database.is_kept:
+        yield Text("Nothing is left behind. To look into the documents: mtask demo --keep", style="bright_black")
+        return
+    yield Text.assemble(f"The documents are kept in the database {database.name} at ", (database.shown_uri, "bold"))
+    yield Text("Look into them:")
+    yield from (_command(line) for line in summary.commands)
+    yield Text("Remove them:")
+    yield from (_command(line) for line in database.ending)
+
+
+def _command(line: str) -> Text:
+    return Text.assemble("  ", (line, "cyan"))
+
+
+# --- summary ---------------------------------------------------------------------------------------------
+
+# The summary: the totals from the tasks, the totals counted directly, the rescue, and the figures.
+
+#: The part of the tasks over which the throughput is measured. The last tasks may have to wait until the killed
+#: worker's leases lapse.
+_RATED_PART = 0.95
+_SHOWN_FAILURES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The numbers of tasks that the two publishes created and kept."""
+
+    created: int
+    kept: int
+    created_again: int
+    kept_again: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of the demo."""
+
+    folder: Path
+    database: DemoDatabase
+    publication: Publication
+    workers: list[WorkerRow]
+    tasks: Totals
+    direct: Totals
+    direct_seconds: float
+    seconds: float
+    tasks_per_second: float
+    runs: int
+    timeouts: int
+    kill: Kill | None = None
+    rescues: list[Rescue] = field(default_factory=list)
+
+    @property
+    def differences(self) -> list[str]:
+        """The faults that the demo found; empty if the totals are equal and publishing again added nothing."""
+        found = differences(self.tasks, self.direct)
+        if self.publication.created_again:
+            found.append(f"publishing again created {self.publication.created_again} tasks")
+        return found
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the demo found no faults: `differences` is empty."""
+        return not self.differences
+
+    @property
+    def delays(self) -> list[timedelta]:
+        """For each task of the killed worker, the time from the lapse of its lease to its preemption; sorted."""
+        return sorted(rescue.delay for rescue in self.rescues if rescue.delay is not None)
+
+    @property
+    def commands(self) -> list[str]:
+        """The command lines with which the user looks at the documents."""
+        shown = self.rescues[0].task_id if self.rescues else f"{task_name()}:{next(iter(self.direct.hashes), '')}"
+        find_one = f"db.tasks.findOne({{_id: {json.dumps(shown)}}})"
+        return [self.database.mtask("show", shown), self.database.mtask("stats"), self.database.mongosh(find_one)]
+
+    def document(self) -> dict[str, Any]:
+        """Return the summary as one document, with instants as datetimes."""
+        delays = [delay / timedelta(milliseconds=1) for delay in self.delays]
+        database = self.database
+        return {
+            "equal": self.is_equal,
+            "differences": self.differences,
+            "folder": printable(self.folder),
+            "published": asdict(self.publication),
+            "workers": [asdict(worker) for worker in self.workers],
+            "killed": None if self.kill is None else asdict(self.kill),
+            "rescued": [_rescue_document(rescue) for rescue in self.rescues],
+            "totals": self.tasks.document(),
+            "direct": self.direct.document() | {"seconds": round(self.direct_seconds, 3)},
+            "failures": [{"key": key, "reason": reason} for key, reason in sorted(self.tasks.failures.items())],
+            "figures": {
+                "seconds": round(self.seconds, 3),
+                "tasks_per_second": round(self.tasks_per_second, 1),
+                "runs": self.runs,
+                "timeouts": self.timeouts,
+                "rescued": len(delays),
+                "rescue_delay_ms": (
+                    {"least": delays[0], "median": median(delays), "most": delays[-1]} if delays else None
+                ),
+            },
+            "kept": database.is_kept,
+            "uri": database.shown_uri if database.is_kept else None,
+            "database": database.name if database.is_kept else None,
+            "look_into": self.commands if database.is_kept else [],
+            "remove": database.ending if database.is_kept else [],
+        }
+
+
+def printable(path: Path) -> str:
+    """Return a path as printable text. Bytes that are not UTF-8 become escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _rescue_document(rescue: Rescue) -> dict[str, Any]:
+    delay = rescue.delay
+    return {
+        "task_id": rescue.task_id,
+        "lapse_time": rescue.lapse_time,
+        "preempt_time": rescue.preempt_time,
+        "preempted_by": rescue.preempted_by,
+        "delay_ms": None if delay is None else delay / timedelta(milliseconds=1),
+        "status": rescue.status,
+    }
+
+
+def summed_up(
+    scene: Scene,
+    folder: Path,
+    database: DemoDatabase,
+    publication: Publication,
+    outcome: Outcome,
+    direct: Totals,
+    direct_seconds: float,
+) -> Summary:
+    """Make the summary from the results in the documents and from the scene."""
+    return Summary(
+        folder=folder,
+        database=database,
+        publication=publication,
+        workers=list(scene.workers),
+        tasks=outcome.totals,
+        direct=direct,
+        direct_seconds=direct_seconds,
+        seconds=scene.elapsed,
+        tasks_per_second=rate_of(outcome.create_time, outcome.finish_times),
+        runs=outcome.runs,
+        timeouts=outcome.timeouts,
+        kill=scene.kill,
+        rescues=list(scene.rescues),
+    )
+
+
+def rate_of(create_time: datetime | None, finish_times: list[datetime]) -> float:
+    """Return the tasks finished per second, from the first task's creation until nearly all tasks had finished."""
+    if create_time is None or not finish_times:
+        return 0.0
+    rated = max(1, int(len(finish_times) * _RATED_PART))
+    return rated / max((finish_times[rated - 1] - create_time).total_seconds(), 1e-3)

@@ -1,8 +1,9 @@
-"""The demo's queries: the tasks' progress, the holders of tasks, and the preemptions."""
+"""The demo's queries, and the state that they bring: progress, the holders of tasks, and the preemptions."""
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -10,9 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from mtask import Client, RunStatus, Task, TaskStatus
-from mtask.demo import survey
-from mtask.demo.app import count
-from mtask.demo.counting import Totals
+from mtask.demo import database
+from mtask.demo.app import Totals, count
 from mtask.kernel.document.handlers import handler_of
 from mtask.kernel.document.status import FINAL
 
@@ -89,14 +89,14 @@ class Watch:
 
     def server_version(self) -> str:
         """Return MongoDB's version."""
-        return survey.server_version(self._client.tasks)
+        return database.server_version(self._client.tasks)
 
     def look(self) -> Look:
         """Return the progress of the tasks."""
         tasks: Counter[str] = Counter()
         for row in self._client.stats():
             tasks[row.status] += row.count
-        return Look(tasks, Counter(survey.runs_by_worker(self._client.tasks, self._name)))
+        return Look(tasks, Counter(database.runs_by_worker(self._client.tasks, self._name)))
 
     def ready_workers(self) -> set[str]:
         """Return the workers that are ready to take tasks."""
@@ -126,13 +126,13 @@ class Watch:
 
     def rescues(self, victim: str, killed_time: datetime) -> list[Rescue]:
         """Return the rescues of the killed worker's tasks, in the order in which the leases lapsed."""
-        documents = survey.leased_beyond(self._client.tasks, self._name, victim, killed_time)
+        documents = database.leased_beyond(self._client.tasks, self._name, victim, killed_time)
         found = [rescue_of(Task.model_validate(document), victim, killed_time) for document in documents]
         return sorted((r for r in found if r is not None), key=lambda r: (r.lapse_time, r.key))
 
     def documents(self) -> Iterator[Document]:
         """Return all tasks' documents, as they are stored."""
-        return survey.documents(self._client.tasks, self._name)
+        return database.documents(self._client.tasks, self._name)
 
 
 def rescue_of(task: Task, victim: str, killed_time: datetime) -> Rescue | None:
@@ -167,3 +167,86 @@ def outcome_of(documents: Iterator[Document]) -> Outcome:
             outcome.finish_times.append(task.task_state.finish_time)
     outcome.finish_times.sort()
     return outcome
+
+
+# --- scene -----------------------------------------------------------------------------------------------
+
+# The state of the running demo: the demo writes it, and the displays read it.
+
+#: The length of the period over which the displayed throughput is measured, in seconds. The period ends now.
+_WINDOW = 2.0
+#: The step in which the workers run the tasks.
+WORKING = "working"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker in the display."""
+
+    worker_id: str
+    pid: int
+    status: str
+    running: int
+    finished: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The kill of a worker by SIGKILL."""
+
+    worker_id: str
+    pid: int
+    time: datetime
+
+
+@dataclass(slots=True)
+class Scene:
+    """The progress of the demo. One thread writes it; readers may see a slightly older state."""
+
+    title: str
+    total: int
+    #: Whether the demo kills a worker.
+    has_kill: bool = False
+    done: list[str] = field(default_factory=list)
+    doing: str = ""
+    #: The progress of the current step: the number of items that are done, and the number of all items.
+    step: tuple[int, int] | None = None
+    look: Look = field(default_factory=Look)
+    workers: list[WorkerRow] = field(default_factory=list)
+    kill: Kill | None = None
+    rescues: list[Rescue] = field(default_factory=list)
+    work_began: float | None = None
+    work_ended: float | None = None
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def begin(self, doing: str, step: tuple[int, int] | None = None) -> None:
+        """Note the next step."""
+        self.doing, self.step = doing, step
+
+    def finish(self, done: str) -> None:
+        """Note a finished step."""
+        self.done.append(done)
+        self.doing, self.step = "", None
+
+    def see(self, look: Look) -> None:
+        """Store a new look at the tasks, with the current time."""
+        now = time.monotonic()
+        self.look = look
+        self._seen.append((now, look.finished))
+        while len(self._seen) > 2 and self._seen[0][0] < now - _WINDOW:
+            self._seen.popleft()
+
+    @property
+    def elapsed(self) -> float:
+        """The time since the first publish, in seconds. It stops when all tasks have finished."""
+        if self.work_began is None:
+            return 0.0
+        return (self.work_ended or time.monotonic()) - self.work_began
+
+    @property
+    def rate(self) -> float:
+        """The recent throughput, in finished tasks a second."""
+        if len(self._seen) < 2:
+            return 0.0
+        (since, before), (until, after) = self._seen[0], self._seen[-1]
+        return max(0.0, (after - before) / max(until - since, 1e-3))

@@ -14,7 +14,6 @@ from mtask.errors import DatabaseError
 from mtask.features.controls import client as controls
 from mtask.features.controls.rules import Control
 from mtask.features.limits import doctor as permits
-from mtask.features.limits import explain as limits
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.operation import Operation
@@ -22,8 +21,7 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import workers
 from mtask.search import counts as counting
-from mtask.search.findings import Finding, Level, fail, ok, rough, warn
-from mtask.search.reasons import listed
+from mtask.search.findings import Finding, Level, fail, listed, ok, rough, warn
 
 #: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)
@@ -150,7 +148,7 @@ def _not_taken(
     for group in groups[:_EXAMPLES]:
         example = yield from finding.read(group.task_id)
         tasks |= {task.id: task for task in views.tasks_of([] if example is None else [example])}
-    bounds = yield from limits.of_tasks([*tasks.values()], holds)
+    bounds = yield from permits.of_tasks([*tasks.values()], holds)
     found += yield from permits.kept(bounds.values())
     for group in groups[:_EXAMPLES]:
         task = tasks.get(group.task_id)
@@ -161,7 +159,7 @@ def _not_taken(
         is_idle = reasons[0].code in ("due", "not_taken")
         why = "live workers serve it, have free slots and don't take it" if is_idle else reasons[0].message
         if is_idle and task is not None:
-            its = [bounds[pool] for pool in limits.limited_pools(task, holds)]
+            its = [bounds[pool] for pool in permits.limited_pools(task, holds)]
             why += permits.unasked(its, [worker.worker_id for worker in live])
         message = f"{waiting}{rough((now - group.oldest).total_seconds())}: {why}"
         look = f"`mtask show {group.task_id}` shows more; look into the workers' logs."

@@ -12,18 +12,12 @@ from mtask.database.schema import schema_title
 from mtask.doctor import backlog
 from mtask.doctor import operations as diagnosis
 from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, NotInStableApi, SchemaMismatch
-from mtask.features.callbacks import doctor as callbacks
-from mtask.features.controls import operations as controls
-from mtask.features.controls.client import control_of
-from mtask.features.encryption import doctor as keys
-from mtask.features.flows import doctor as flows
-from mtask.features.schedules import client as scheduling
-from mtask.features.schedules import operations as schedules
 from mtask.kernel.document.status import FINAL
 from mtask.kernel.document.task import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.roles import role_name
-from mtask.search.findings import Finding, Level, fail, ok, rough, warn
+from mtask.parts import surfaces
+from mtask.search.findings import Check, Finding, Level, fail, ok, rough, warn
 
 __all__ = ["Finding", "Level", "examine"]
 
@@ -36,11 +30,6 @@ MAX_NAMED = 10_000
 _MAX_ID = 600
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
-#: The collections whose documents are all read and parsed. Each entry: its name, the query, the parser.
-_RULES = (
-    ("schedules", schedules.every, scheduling.schedule_of),
-    ("controls", controls.every, control_of),
-)
 Document = dict[str, Any]
 Findings = Operation[list[Finding]]
 
@@ -54,18 +43,15 @@ def examine(database: str, patience: timedelta) -> Findings:
     found += yield from _guarded("rights", _rights(database))
     found += yield from _guarded("collections", _collections(collections))
     found += yield from _guarded("server status", _status())
-    for name, every, parsed in _RULES:
-        if name in collections:
-            found += yield from _guarded(name, _readable(name, every, parsed))
     if "tasks" in collections:
         found += yield from _guarded("documents", _documents())
         found += yield from _guarded("document sizes", _sizes())
-        found += yield from _guarded("gathered calls", _gathered())
         found += yield from _guarded("retention", _retention())
         found += yield from _guarded("tasks", backlog.tasks_and_workers(patience))
-        found += yield from _guarded("flows", flows.flows())
-        found += yield from _guarded("callbacks", callbacks.callbacks())
-        found += yield from _guarded("data keys", keys.data_keys())
+    checks: list[Check] = [check for feature in surfaces.modules("doctor").values() for check in feature.CHECKS]
+    for check in checks:
+        if check.collection in collections:
+            found += yield from _guarded(check.name, check.examine())
     return found
 
 
@@ -296,19 +282,8 @@ def _sizes() -> Findings:
     return [(warn if are_over else fail)("document sizes", message, remedy, task_ids=ids)]
 
 
-def _gathered() -> Findings:
-    left = yield from diagnosis.ended_before_next_round(MAX_NAMED)
-    if not left:
-        return []
-    more = " or more" * (len(left) == MAX_NAMED)
-    message = f"{len(left)}{more} tasks have ended although calls wait for them, such as {left[0][:_MAX_ID]}"
-    remedy = "A worker of an older mtask has ended them: stop it, then `mtask rerun` each of them."
-    return [fail("gathered calls", message, remedy, task_ids=left)]
-
-
-def _readable(
-    check: str, every: Callable[[], Operation[list[Document]]], parsed: Callable[[Document], Any]
-) -> Findings:
+def readable(check: str, every: Callable[[], Operation[list[Document]]], parsed: Callable[[Document], Any]) -> Findings:
+    """Read all documents of a collection, and tell of those that are malformed."""
     malformed: list[SchemaMismatch] = []
     documents = yield from every()
     for document in documents:

@@ -14,14 +14,14 @@ from mtask.features.controls import client as controls
 from mtask.features.controls.rules import Control
 from mtask.features.flows import read as reading
 from mtask.features.flows.read import Waits
-from mtask.features.limits import explain as limits
-from mtask.features.limits.explain import Bound
+from mtask.features.limits import doctor as limits
+from mtask.features.limits.doctor import Bound
 from mtask.features.limits.operations import PermitPool
 from mtask.kernel.document import rules
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.operation import Operation
-from mtask.search.reasons import Reason, brief, listed
+from mtask.search.findings import Reason, brief, listed
 
 #: The longest time for which a due task normally waits for a worker. A longer wait is a problem.
 SOON = timedelta(seconds=10)

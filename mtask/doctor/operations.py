@@ -15,7 +15,7 @@ from mtask.database import setup
 from mtask.database.schema import LAYOUTS
 from mtask.database.schema import misfits as misfits_filter
 from mtask.errors import NotInStableApi, OperationFailed, TaskNotFound
-from mtask.kernel.document.status import FINAL, TaskStatus
+from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import SCHEMA_VERSION
 from mtask.kernel.driver.indexes import DISCOVERY_INDEX, STATUS_INDEX, head_index
 from mtask.kernel.driver.operation import Collection, Operation, command, tasks
@@ -269,13 +269,6 @@ def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
     ]
     rows = yield tasks("rows", stages, maxTimeMS=SCAN_MS)
     return {row["_id"]: row["count"] for row in rows}
-
-
-def ended_before_next_round(limit: int) -> Operation[list[str]]:
-    """Return ids of tasks that have ended although their next round was to begin. No worker of this version does so."""
-    final = {"task_state.status": {"$in": FINAL}}
-    found = yield tasks("find", {**final, "again": {"$exists": True}}, {"_id": 1}, limit=limit, max_time_ms=SCAN_MS)
-    return [str(document["_id"]) for document in found]
 
 
 def overdue_expiry(grace_ms: int) -> Operation[int]:

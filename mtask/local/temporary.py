@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from mtask.errors import MongodFailed
 from mtask.local import _supervise
-from mtask.local.find import find_mongod
+from mtask.local.folder import find_mongod
+from mtask.local.node import Security
 from mtask.local.replica_set import ReplicaSet
-from mtask.local.security import Security
 
 #: Time limit of the wait for the sweep. It is longer than the time limit of the sweep itself.
 SWEEP_TIMEOUT = timedelta(seconds=_supervise.SWEEP_SECONDS + 10)

@@ -56,8 +56,7 @@ from mtask.parts.outcomes import successes as judged_by
 from mtask.parts.worker import Features, WorkerOptions, extended
 
 if TYPE_CHECKING:
-    from mtask.features.isolation.pool import Executors
-    from mtask.features.isolation.room import ExecutorRoom
+    from mtask.features.isolation.pool import ExecutorRoom, Executors
     from mtask.features.logs.worker import LogKeeper
 
 _QUEUE_CAPACITY = 2_000
@@ -216,7 +215,7 @@ class Assembly:
     def _room(self, executors: Executors | None) -> ExecutorRoom | None:
         if executors is None:
             return None
-        from mtask.features.isolation.room import ExecutorRoom
+        from mtask.features.isolation.pool import ExecutorRoom
 
         executors.on_idle = self.scope.signals.room_made.send
         return ExecutorRoom(self.scope.ledger, self.app.handlers, executors)

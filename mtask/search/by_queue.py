@@ -12,10 +12,9 @@ from mtask.kernel.driver.indexes import DISCOVERY_INDEX, FINISHED_INDEX, STATUS_
 from mtask.kernel.driver.operation import Operation, tasks
 from mtask.kernel.operations.change import by_index
 from mtask.kernel.statements.filters import FIRST_TIME, NEXT
-from mtask.search.asked import STATUS
 from mtask.search.counts import MOST, Count, count_keys
 from mtask.search.lists import queues_of_finished
-from mtask.search.walks import count_up_to
+from mtask.search.walks import STATUS, count_up_to
 
 Document = dict[str, Any]
 #: The most seeks for the oldest due task of a queue.

@@ -19,9 +19,7 @@ from mtask.kernel.driver.operation import Operation, tasks
 from mtask.kernel.operations.change import by_index
 from mtask.kernel.statements import filters
 from mtask.kernel.statements.filters import FIRST_TIME, NEXT, Filter
-from mtask.search.asked import Asked
-from mtask.search.names import names_of_tasks
-from mtask.search.walks import count_up_to
+from mtask.search.walks import Asked, count_up_to, names_of_tasks
 
 #: The most tasks that a count counts.
 MOST = 10_000

@@ -1,11 +1,14 @@
-"""The doctor's findings, one for each check."""
+"""The doctor's findings, one for each check, and the reasons why tasks wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+from mtask.kernel.driver.operation import Operation
 
 
 class Level(StrEnum):
@@ -25,6 +28,14 @@ class Finding:
     message: str
     remedy: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Check(NamedTuple):
+    """A check of the doctor, which needs a collection."""
+
+    name: str
+    examine: Callable[[], Operation[list[Finding]]]
+    collection: str = "tasks"
 
 
 def ok(check: str, message: str, **fields: Any) -> Finding:
@@ -51,3 +62,31 @@ def rough(seconds: float) -> str:
             amount = seconds / unit
             return f"{amount:.0f} {name}" if amount >= 9.95 else f"{amount:.1f} {name}"
     return f"{seconds / 86_400:.0f} days"
+
+
+# --- reasons ---------------------------------------------------------------------------------------------
+
+# One reason why a task waits, and the words that all reasons share.
+
+#: The most characters of an id in a reason.
+_ID_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason why a task waits. `until`: the time when this reason ends by itself, if known."""
+
+    code: str
+    message: str
+    until: datetime | None = None
+
+
+def brief(task_id: str) -> str:
+    """Return an id for a reason. A key may be long."""
+    return task_id if len(task_id) <= _ID_WIDTH else task_id[: _ID_WIDTH - 1] + "…"
+
+
+def listed(names: Sequence[str], limit: int = 3) -> str:
+    """Return the first `limit` names as text, and the number of the other names."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

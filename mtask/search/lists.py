@@ -19,11 +19,9 @@ from mtask.kernel.driver.operation import Operation, tasks
 from mtask.kernel.operations.change import by_index
 from mtask.kernel.statements import filters
 from mtask.kernel.statements.filters import FIRST_TIME, Filter
-from mtask.search.asked import STATUS, Asked
-from mtask.search.due import ascend
+from mtask.search.due import Small, ascend, set_of, small_set, sorted_page
 from mtask.search.order import LAST, Order, Place, hidden, leads_on
-from mtask.search.small import Small, set_of, small_set, sorted_page
-from mtask.search.walks import Document, Walk, count_up_to, descend, merged, place_of_row
+from mtask.search.walks import STATUS, Asked, Document, Walk, count_up_to, descend, merged, place_of_row
 
 #: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it. A walk
 #: along one range takes both as one step, as it is cheap for the server to pass the keys of one range.

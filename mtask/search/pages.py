@@ -14,11 +14,11 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import encode
 from mtask.search import counts as counting
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.counts import Count
 from mtask.search.lists import Found
 from mtask.search.order import Place, cursor_of, place_of
 from mtask.search.partial import check_fields, read_fields
+from mtask.search.walks import Asked
 
 T = TypeVar("T")
 #: The most tasks of one page.

@@ -12,28 +12,31 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 from mtask import local
 from mtask.app.app import App
 from mtask.client.sync import Client
 from mtask.errors import MtaskError
 from mtask.features.callbacks.allowed import CallbackOptions, read_options
-from mtask.features.callbacks.rules import DEFAULT_SECRET
+from mtask.features.callbacks.rules import DEFAULT_SECRET, DELIVERY
 from mtask.features.callbacks.testing import CallbackReceiver
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.schedules import client as scheduling
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules.client import Definition
-from mtask.kernel.document.status import WorkerStatus
+from mtask.kernel.document.status import FINAL, TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task
-from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.operation import Operation, command, tasks
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import outbox
+from mtask.kernel.statements.filters import NEXT, RUNS
 from mtask.parts.assembly import Worker
 from mtask.parts.worker import WorkerOptions
-from mtask.search.reasons import Reason
-from mtask.testing import workbench
+from mtask.search.findings import Reason
 
 #: The environment variable that names a server for tests. Without it, tests use the embedded server.
 URI_VARIABLE = "MTASK_TEST_URI"
@@ -68,7 +71,7 @@ class Bench:
     def close(self) -> None:
         """Close the client and drop the database."""
         with self._store() as store:
-            store.run(workbench.drop())
+            store.run(drop())
         self.client.close()
 
     def run(
@@ -98,7 +101,7 @@ class Bench:
         with _working(Worker(self.app, options)) as life, self._store() as store:
             life.begin()
             end = time.monotonic() + limit.total_seconds()
-            while not store.run(workbench.is_idle(with_callbacks=callbacks is not None)):
+            while not store.run(is_idle(with_callbacks=callbacks is not None)):
                 life.check()
                 if time.monotonic() > end:
                     raise Stuck(limit, self._reasons(store, with_callbacks=callbacks is not None))
@@ -119,9 +122,9 @@ class Bench:
         like `run`.
         """
         with self._store() as store:
-            step = store.run(workbench.until_next()) if by is None else by
+            step = store.run(until_next()) if by is None else by
             if step is not None and step > timedelta(0):
-                store.run(workbench.bring_nearer(step))
+                store.run(bring_nearer(step))
         return self.run(timeout=timeout, concurrency=concurrency, callbacks=callbacks)
 
     def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
@@ -141,7 +144,7 @@ class Bench:
         return [task for when, task in sorted(found, key=lambda f: str(f[0])) if when is not None and when >= begun]
 
     def _reasons(self, store: SyncStore, *, with_callbacks: bool) -> dict[str, list[Reason]]:
-        found = store.run(workbench.due(with_callbacks=with_callbacks))
+        found = store.run(due(with_callbacks=with_callbacks))
         return {task_id: self.client.inspect(task_id).reasons for task_id in found}
 
     @contextmanager
@@ -233,3 +236,91 @@ def bench(app: App, *, uri: str | None = None) -> Iterator[Bench]:
         yield made
     finally:
         made.close()
+
+
+# --- workbench -------------------------------------------------------------------------------------------
+
+# Operations that users need to test their apps: find due tasks, let time pass for tasks, drop the database.
+
+_MILLISECOND = timedelta(milliseconds=1)
+_OPEN = {"task_state.status": {"$nin": FINAL}}
+_DUE = {NEXT: {"$exists": True}, "$expr": {"$lte": [f"${NEXT}", x.NOW]}}
+_UNDER_WAY = {"task_state.status": TaskStatus.RUNNING.value}
+#: Other tasks of a flow must be told of a change. Then they may be due.
+_OWED = {"owed_since": {"$exists": True}}
+_EXAMPLES = 20
+_DROP_TIMEOUT = timedelta(seconds=60)
+_NO_DELIVERY: dict[str, Any] = {"name": {"$ne": DELIVERY}}
+
+
+def is_idle(*, with_callbacks: bool = False) -> Operation[bool]:
+    """Whether no task is due or running. Without `with_callbacks`, no worker delivers callbacks: they do not count."""
+    told = [outbox.owing_ends()] if with_callbacks else []
+    matched = {"$or": [_DUE, _UNDER_WAY, _OWED, *told], **({} if with_callbacks else _NO_DELIVERY)}
+    return (yield tasks("find_one", matched, {"_id": 1})) is None
+
+
+def due(*, with_callbacks: bool = False) -> Operation[list[str]]:
+    """Return the ids of some tasks that are due or running."""
+    matched = {"$or": [_DUE, _UNDER_WAY], **({} if with_callbacks else _NO_DELIVERY)}
+    found = yield tasks("find", matched, {"_id": 1}, limit=_EXAMPLES)
+    return [str(document["_id"]) for document in found]
+
+
+def until_next() -> Operation[timedelta | None]:
+    """Return the time until the next task is due; None if no task waits."""
+    found = yield tasks(
+        "find", {**_OPEN, NEXT: {"$exists": True}}, {"next": f"${NEXT}", "now": x.NOW}, sort=[(NEXT, 1)], limit=1
+    )
+    if not found or not isinstance(found[0]["next"], datetime):
+        return None
+    left: timedelta = found[0]["next"] - found[0]["now"] + _MILLISECOND
+    return left
+
+
+def bring_nearer(by: timedelta) -> Operation[None]:
+    """Let time pass for waiting tasks: make every instant that they wait for earlier by `by`."""
+    earlier = by // _MILLISECOND
+
+    def moved(path: str) -> x.Expression:
+        is_date = {"$eq": [{"$type": path}, "date"]}
+        return {"$cond": [is_date, {"$subtract": [path, earlier]}, "$$REMOVE"]}
+
+    runs = {
+        "$map": {
+            "input": f"${RUNS}",
+            "as": "run",
+            "in": {"$mergeObjects": ["$$run", {"$cond": [_waits("$$run"), _nearer("$$run", earlier), {}]}]},
+        }
+    }
+    change: dict[str, Any] = {
+        "task_state.create_time": {"$subtract": [f"{x.STATE}.create_time", earlier]},
+        "task_state.start_time": moved(f"{x.STATE}.start_time"),
+        NEXT: moved(f"${NEXT}"),
+        RUNS: runs,
+    }
+    # Of calls that gather, only those of this round count.
+    gather = {
+        "first_time": {"$subtract": ["$gather.first_time", earlier]},
+        "newest": {
+            "$mergeObjects": ["$gather.newest", {"asked_time": {"$subtract": ["$gather.newest.asked_time", earlier]}}]
+        },
+    }
+    change["gather"] = {"$cond": ["$gather.first_time", {"$mergeObjects": ["$gather", gather]}, "$gather"]}
+    yield tasks("update_many", {**_OPEN, NEXT: {"$exists": True}}, [{"$set": change}])
+    # The window of a publish counts from the end of a task.
+    ended = {"task_state.finish_time": {"$subtract": [f"{x.STATE}.finish_time", earlier]}}
+    yield tasks("update_many", {"task_state.status": TaskStatus.SUCCESS.value}, [{"$set": ended}])
+
+
+def drop() -> Operation[None]:
+    """Drop the database."""
+    yield command("dropDatabase", writeConcern={"w": "majority"}).within(_DROP_TIMEOUT)
+
+
+def _waits(run: str) -> x.Expression:
+    return {"$eq": [{"$type": f"{run}.retry_time"}, "date"]}
+
+
+def _nearer(run: str, earlier: int) -> x.Expression:
+    return {"retry_time": {"$subtract": [f"{run}.retry_time", earlier]}}

@@ -15,7 +15,6 @@ from fastapi import Path
 from pydantic import BeforeValidator
 from starlette.convertors import Convertor, register_url_convertor
 
-from mtask.features.schedules.rules import MAX_ID_BYTES
 from mtask.kernel.document.identity import TENANT_PATTERN
 from mtask.web.problems import BadRequest, InvalidRequest
 from mtask.web.schemas import KEY, NAME, TEXT
@@ -111,7 +110,7 @@ def _segment(segment: object) -> object:
     return _decoded(segment) if isinstance(segment, str) else segment
 
 
-_DECODED = BeforeValidator(_segment)
+DECODED = BeforeValidator(_segment)
 
 
 def _key_of(what: str) -> Any:
@@ -119,18 +118,18 @@ def _key_of(what: str) -> Any:
     return Path(description=told, json_schema_extra=KEY)
 
 
-def _text(most: int, schema: dict[str, Any]) -> Any:
+def text_segment(most: int, schema: dict[str, Any]) -> Any:
+    """Return what the OpenAPI document says of a segment with a text."""
     told = f"Printable text without a comma, of at most {most} bytes, as one segment."
     return Path(description=told, json_schema_extra=schema)
 
 
 # The bounds are part of the OpenAPI document alone: the client checks them, with messages of its own.
 TaskName = Annotated[
-    str, Path(description="Name of the task. It selects the handler.", json_schema_extra=NAME), _DECODED
+    str, Path(description="Name of the task. It selects the handler.", json_schema_extra=NAME), DECODED
 ]
-TaskKey = Annotated[str, _key_of("task"), _DECODED]
-NameSegment = Annotated[str, Path(description="Name of tasks.", json_schema_extra=NAME), _DECODED]
-Tenant = Annotated[str, Path(description="A tenant.", json_schema_extra={"pattern": TENANT_PATTERN}), _DECODED]
-FlowKey = Annotated[str, _key_of("flow"), _DECODED]
-ScheduleId = Annotated[str, _text(MAX_ID_BYTES, {**TEXT, "maxLength": MAX_ID_BYTES}), _DECODED]
-Segment = Annotated[str, _text(256, TEXT), _DECODED]
+TaskKey = Annotated[str, _key_of("task"), DECODED]
+NameSegment = Annotated[str, Path(description="Name of tasks.", json_schema_extra=NAME), DECODED]
+Tenant = Annotated[str, Path(description="A tenant.", json_schema_extra={"pattern": TENANT_PATTERN}), DECODED]
+FlowKey = Annotated[str, _key_of("flow"), DECODED]
+Segment = Annotated[str, text_segment(256, TEXT), DECODED]

@@ -5,14 +5,11 @@ A JSON schema cannot say all of it. A description says the rest: how many bytes 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from mtask.features.audit_log.rules import Intent
-from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS
-from mtask.features.schedules.rules import MAX_CATCH_UP, MAX_JITTER_MS
 from mtask.kernel.document.identity import MAX_KEY_BYTES, MAX_TEXT_BYTES, NAME_PATTERN, TENANT_PATTERN
 from mtask.kernel.document.lookup import LOOKUP_NAME_PATTERN, MAX_LOOKUP_TEXT, MAX_LOOKUPS
 from mtask.kernel.document.options import MIN_PING_INTERVAL_MS, WHOLE, TaskOption
@@ -55,8 +52,6 @@ Key = Annotated[str, says("1 to 512 bytes of UTF-8.", **KEY)]
 Text = Annotated[str, says("Printable text without a comma, of 1 to 256 bytes of UTF-8.", **TEXT)]
 Status = Annotated[str, says(**STATUS)]
 Tenant = Annotated[str, says("Whose task it is. The stored key begins with it and a colon.", **TENANT)]
-IntentText = Annotated[str, says(enum=list(get_args(Intent)))]
-RunId = Annotated[str, says("The id of a run.", minLength=1)]
 CallId = Annotated[
     str,
     says("The id of a call that gathers: a repeat of it is not collected again.", minLength=1, maxLength=MAX_CALL_ID),
@@ -65,16 +60,7 @@ Wait = Annotated[
     float, Field(ge=0, le=315_360_000, allow_inf_nan=False), says("Seconds, at least 0.001.", minimum=0.001)
 ]
 # WHOLE takes 10.0 for 10: for JSON the two are the same number.
-Permits = Annotated[int, says(minimum=1, maximum=MAX_PERMITS), WHOLE]
-Kept = Annotated[int, says(minimum=0, maximum=MAX_KEPT), WHOLE]
-Window = Annotated[
-    float,
-    Field(ge=0, allow_inf_nan=False),
-    says("Seconds.", minimum=MIN_WINDOW_MS / 1000, maximum=MAX_WINDOW_MS / 1000),
-]
 Slots = Annotated[int, says(minimum=0, maximum=10_000), WHOLE]
-Jitter = Annotated[float, Field(ge=0, allow_inf_nan=False), says("Seconds.", maximum=MAX_JITTER_MS / 1000)]
-CatchUpLimit = Annotated[int, says(minimum=1, maximum=MAX_CATCH_UP), WHOLE]
 
 
 def _options() -> Schema:

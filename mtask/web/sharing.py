@@ -1,13 +1,19 @@
-"""Answers of the database that all callers of the server share."""
+"""Answers of the database that all callers of the server share: the counts of all tasks, for example."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
+
+from mtask.client import AsyncClient
+from mtask.client.views import StatRow
+from mtask.search.by_queue import QueueCounts
+from mtask.search.counts import MOST
 
 T = TypeVar("T")
 #: A read that takes more than this time, in seconds, is slow. The second one is the least time, in seconds, for which a
@@ -47,6 +53,9 @@ class Shared(Generic[T]):
         self._reading: asyncio.Task[T] | None = None
         self._began = -math.inf  #: when the read that is under way began, by the monotonic clock
         self._tasks: set[asyncio.Task[T]] = set()
+
+    def begin(self) -> None:
+        """Read nothing yet: the first caller does."""
 
     async def get(self) -> T:
         """Return the answer."""
@@ -95,3 +104,49 @@ class Shared(Generic[T]):
             usable = max(_USABLE, lasts) if ended - began > _SLOW else 0.0
             self._known = _Known(found, ended + lasts, ended + lasts + usable)
         return found
+
+
+# --- counts ----------------------------------------------------------------------------------------------
+
+# The counts of all tasks by queue, name and status, which the API, the page and the metrics share.
+
+#: The most tasks of a status that the statistics count: these tasks are read, not only counted in an index.
+STATISTICS = 2_000
+#: How long a count is fresh: in seconds at least, as a multiple of the time that it took, and in seconds at most.
+_FRESH: Mapping[str, float] = {"fresh": 0.3, "times": 50, "most": 120}
+
+
+@dataclass(frozen=True, slots=True)
+class CountedQueues:
+    """The counts of all queues, and the server's time at which they were made."""
+
+    queues: Sequence[QueueCounts]
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """The counts by queue, name and status. Each count is another one, whatever it has found."""
+
+    rows: Sequence[StatRow]
+
+
+class Counts:
+    """The counts. A small database is counted as often as somebody asks, a large one for a fiftieth of the time."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.queues: Shared[CountedQueues] = Shared(self._count_queues, **_FRESH)
+        self.stats: Shared[Statistics] = Shared(self._count_stats, **_FRESH)
+
+    async def _count_queues(self) -> CountedQueues:
+        now = await self._client.server_time()
+        return CountedQueues(await self._client.queues(most=MOST), now)
+
+    async def _count_stats(self) -> Statistics:
+        return Statistics(await self._client.stats(most=STATISTICS))
+
+    async def end(self) -> None:
+        """End the counts that have begun."""
+        await self.queues.end()
+        await self.stats.end()

@@ -15,10 +15,6 @@ from starlette.responses import Response
 
 from mtask.client import AsyncClient
 from mtask.doctor.position import Position
-from mtask.features.events.task_events import TaskEvent, as_told_to
-from mtask.features.flows.views import FlowRow, FlowState
-from mtask.features.logs.rules import RunLog
-from mtask.features.schedules.rules import Schedule
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.search.partial import TaskFields
@@ -172,19 +168,6 @@ def _field(value: Any) -> Any:
     return instant(value) if isinstance(value, datetime) else extended_exactly(value)
 
 
-def event(found: TaskEvent, caller: Caller) -> Json:
-    """Return an event."""
-    made: Json = asdict(found if caller.tenant is None else as_told_to(found, caller.tenant))
-    made["task_id"], made["key"] = caller.shown_id(found.task_id), caller.shown_key(found.key)
-    made["name"], made["kind"] = found.name, found.kind.value
-    made["task_status"] = None if found.task_status is None else found.task_status.value
-    if made["reason"] is not None:
-        made["reason"] = caller.shown_text(made["reason"])
-    if caller.tenant is not None:
-        del made["tenant"]
-    return {name: value for name, value in plain(made).items() if value is not None}
-
-
 def position(found: Position, caller: Caller) -> Json:
     """Return the position of a task."""
     made: Json = plain(asdict(found))
@@ -194,49 +177,7 @@ def position(found: Position, caller: Caller) -> Json:
     return made
 
 
-def run_log(found: RunLog, caller: Caller) -> Json:
-    """Return the kept lines of a run."""
-    made = plain(found.model_dump(exclude={"id", "line_cnt", "schema_version", "lines"}))
-    made["task_id"] = caller.shown_id(found.task_id)
-    lines = [plain(line.model_dump(exclude_none=True)) for line in found.lines]
-    for line in lines:
-        line |= {name: caller.shown_text(line[name]) for name in ("message", "exception") if name in line}
-    return {"run_id": found.run_id, **made, "lines": lines}
-
-
-def flow(found: FlowState, caller: Caller) -> Json:
-    """Return a flow with its steps."""
-    made: Json = plain(asdict(found))
-    made["key"] = caller.shown_key(found.key)
-    made["head"] = None if found.head is None else caller.shown_id(found.head)
-    for step in made["steps"]:
-        step["after"] = [caller.shown_id(one) for one in step["after"]]
-        for field in ("task_id", "parent", "held_by"):
-            step[field] = None if step[field] is None else caller.shown_id(step[field])
-        step["reason"] = None if step["reason"] is None else caller.shown_text(step["reason"])
-    made["progress"] = found.progress
-    return made
-
-
-def flow_row(found: FlowRow, caller: Caller) -> Json:
-    """Return a flow of a list."""
-    return {
-        "key": caller.shown_key(found.key),
-        "head": caller.shown_id(found.head),
-        "create_time": plain(found.create_time),
-        "counts": dict(found.counts),
-        "is_ended": found.is_ended,
-    }
-
-
 def worker(found: WorkerDocument, now: datetime) -> Json:
     """Return a worker."""
     made: Json = plain(found.model_dump(by_alias=True, exclude={"controls_seen", "incarnation", "pid_scope"}))
     return {**made, "is_live": found.is_live(now)}
-
-
-def schedule(found: Schedule) -> Json:
-    """Return a schedule."""
-    made: Json = plain(found.model_dump(by_alias=True, exclude={"params", "lookup"}))
-    made["params"] = extended_exactly(found.params)
-    return made

@@ -22,11 +22,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mtask.demo.counting import count_file
-from mtask.demo.files import SourceFile, find_files
+from mtask.demo.app import SourceFile, count_file, find_files
+from mtask.demo.display import Summary
 from mtask.demo.play import Plan, Play
-from mtask.demo.scene import Scene
-from mtask.demo.summary import Summary
+from mtask.demo.watch import Scene
 from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, eventually
 from tests.mongo import Client as Mongo

@@ -23,7 +23,7 @@ from pymongo.errors import OperationFailure
 
 from mtask import AsyncClient, Client, Flow, TaskSpec
 from mtask.cli.main import run
-from mtask.database import roles
+from mtask.database import setup
 from mtask.database.schema import LAYOUTS
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.kernel.document.status import TaskStatus
@@ -317,9 +317,9 @@ def staged_log(stage: Stage) -> str:
 def test_deployer_sets_a_database_up_and_everybody_else_can_then_work(server: ReplicaSet, tmp_path: Path) -> None:
     bare = accounts(server, BARE, set_up=False)
     with Client(server.uri, database=BARE) as administrator:
-        made = administrator._store.run(roles.make(BARE))
+        made = administrator._store.run(setup.make(BARE))
         assert set(made.values()) == {"made"}
-        assert set(administrator._store.run(roles.make(BARE)).values()) == {"in place"}
+        assert set(administrator._store.run(setup.make(BARE)).values()) == {"in place"}
     mongo: Mongo = MongoClient(server.uri)
     with mongo:
         for role in rights.ROLES:
@@ -333,7 +333,7 @@ def test_deployer_sets_a_database_up_and_everybody_else_can_then_work(server: Re
     with Client(bare.deployer, database=BARE) as deployer:
         deployer.init()
     with Client(server.uri, database=BARE) as administrator:
-        changed = administrator._store.run(roles.make(BARE))
+        changed = administrator._store.run(setup.make(BARE))
         assert changed.pop(f"mtask_{BARE}_publisher") == "changed"
         assert set(changed.values()) == {"in place"}
     with Client(bare.publisher, database=BARE) as publisher:

@@ -17,10 +17,9 @@ from typing import Any, Literal
 from pymongo.errors import PyMongoError
 
 from mtask.local import ReplicaSet
+from mtask.local.folder import Deadline
 from mtask.local.node import Node
-from mtask.local.replica_set import START_TIMEOUT, launch_all
-from mtask.local.replication import ask, direct_client, is_member_ready
-from mtask.local.waiting import Deadline
+from mtask.local.replica_set import START_TIMEOUT, ask, direct_client, is_member_ready, launch_all
 from tests.faults import wire
 from tests.mongo import Client, Document, eventually
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from mtask.local.ports import HOST
+from mtask.local.ownership import HOST
 from tests.faults import wire
 
 Direction = Literal["both", "requests", "replies"]

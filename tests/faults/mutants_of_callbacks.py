@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_ADDRESSES = "mtask/features/callbacks/addresses.py"
+_ADDRESSES = "mtask/features/callbacks/allowed.py"
 _BULK = "mtask/features/bulk/operations.py"
 _DERIVE = "mtask/kernel/statements/derive.py"
 _FLOWS = "mtask/features/flows/statements.py"

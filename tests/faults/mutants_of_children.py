@@ -6,9 +6,9 @@ from tests.faults.mutant import Edit, Mutation
 
 _OWING = "mtask/features/flows/statements.py"
 _OUTBOX = "mtask/kernel/statements/outbox.py"
-_CHILDREN = "mtask/features/flows/children.py"
+_CHILDREN = "mtask/features/flows/publish.py"
 _SETTLING = "mtask/features/flows/settle.py"
-_FINDING = "mtask/features/flows/finding.py"
+_FINDING = "mtask/features/flows/read.py"
 _STEPWISE = "tests/integration/features/flows/test_children.py"
 _CHILDREN_RUN = "tests/integration/features/flows/test_children_under_a_worker.py"
 _NEXT_RUN = "tests/integration/features/flows/test_next.py"

@@ -108,13 +108,13 @@ FLOW_REQUEST_MUTATIONS = (
     Mutation(
         "doctor-reports-what-has-passed",
         "The doctor reports a step that was released between its reads of the step and of the holder.",
-        (Edit("mtask/features/flows/faults.py", "    return again\n", "    return found\n"),),
+        (Edit("mtask/features/flows/doctor.py", "    return again\n", "    return found\n"),),
         (f"{_DOCTOR}::test_a_finding_that_has_passed_is_not_reported",),
     ),
     Mutation(
         "doctor-misses-a-deaf-holder",
         "The doctor does not see that the holder of a waiting step has ended and tells nobody.",
-        (Edit("mtask/features/flows/faults.py", '"it.owed": {"$ne": True}', '"it.owed": True'),),
+        (Edit("mtask/features/flows/doctor.py", '"it.owed": {"$ne": True}', '"it.owed": True'),),
         (f"{_DOCTOR}::test_a_waiting_step_whose_holder_has_ended_and_tells_nobody",),
     ),
 )  # fmt: skip

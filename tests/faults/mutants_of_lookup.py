@@ -33,20 +33,20 @@ LOOKUP_MUTATIONS = (
     Mutation(
         "position-without-the-tie",
         "Of tasks that are due at one instant, all count as ahead of each other.",
-        (Edit("mtask/doctor/ahead.py", '{"$lt": ["$_id", x.literal(standing.task_id)]}',
+        (Edit("mtask/doctor/position.py", '{"$lt": ["$_id", x.literal(standing.task_id)]}',
               '{"$ne": ["$_id", x.literal(standing.task_id)]}'),),
         ("tests/integration/doctor/test_positions.py::test_count_ahead_is_that_of_the_pure_rule",),
     ),
     Mutation(
         "position-without-interrupted-tasks",
         "A lapsed task of a lower priority does not count as ahead.",
-        (Edit("mtask/doctor/ahead.py", "    yield from counting.lapsed()\n", ""),),
+        (Edit("mtask/doctor/position.py", "    yield from counting.lapsed()\n", ""),),
         ("tests/integration/client/test_position.py::test_interrupted_tasks_go_before_any_priority",),
     ),
     Mutation(
         "reasons-name-tasks-of-other-tenants",
         "A tenant whose task waits for a permit is told the tasks of others that hold it.",
-        (Edit("mtask/features/limits/explain.py", "if viewer in (None, _tenant(held, bound))", "if True"),),
+        (Edit("mtask/features/limits/doctor.py", "if viewer in (None, _tenant(held, bound))", "if True"),),
         ("tests/integration/client/test_limits.py::test_tenant_is_told_of_no_task_of_others",),
     ),
     Mutation(

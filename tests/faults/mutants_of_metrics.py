@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_COUNTS = "mtask/features/metrics/task_counts.py"
+_COUNTS = "mtask/features/metrics/operations.py"
 _EXPOSITION = "mtask/features/metrics/prometheus.py"
-_FLEET = "mtask/features/metrics/fleet.py"
+_FLEET = "mtask/features/metrics/client.py"
 _METER = "mtask/kernel/worker/process/counts.py"
 _RECORDER = "mtask/features/metrics/worker.py"
 _SENDER = "mtask/kernel/worker/running/claim.py"

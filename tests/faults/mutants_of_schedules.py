@@ -73,7 +73,7 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "left-out-hour-fires",
         "A time that the clocks leave out fires all the same, an hour later by the wall.",
-        (Edit(_TRIGGERS, "shift = clocks.first_shift(where, begin, end)", "shift = None"),),
+        (Edit(_TRIGGERS, "shift = first_shift(where, begin, end)", "shift = None"),),
         (f"{_TRIGGER_TESTS}::test_daylight_saving_both_ways",),
     ),
     Mutation(
@@ -87,7 +87,7 @@ SCHEDULE_MUTATIONS = (
     Mutation(
         "text-behind-a-name-ignored",
         'A crontab with "mon#2" fires each Monday.',
-        (Edit("mtask/features/schedules/expressions.py", "if rest := part[found.end() :]:",
+        (Edit("mtask/features/schedules/triggers.py", "if rest := part[found.end() :]:",
               'if (rest := part[found.end() :]) == "nothing":'),),
         (f"{_TRIGGER_TESTS}::test_text_without_a_meaning_is_refused_and_its_place_is_named",),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.mutant import Edit, Mutation
 
-_COMPLETING = "mtask/cli/completing.py"
+_COMPLETING = "mtask/cli/words.py"
 _SETTINGS = "mtask/settings.py"
 
 _COMPLETING_TESTS = "tests/unit/cli/test_completing.py"

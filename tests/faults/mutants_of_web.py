@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.faults.mutant import Edit, Mutation
 
 _BODIES = "mtask/web/bodies.py"
-_CONNECTIONS = "mtask/web/connections.py"
+_CONNECTIONS = "mtask/web/gate.py"
 _EVENTS = "mtask/features/events/rest.py"
 _GATE = "mtask/web/gate.py"
 _PAGE = "mtask/web/page/page.py"
-_SEATS = "mtask/features/callbacks/seats.py"
-_SHARES = "mtask/web/shares.py"
+_SEATS = "mtask/features/callbacks/sending.py"
+_SHARES = "mtask/web/rooms.py"
 
 _LARGE = "tests/integration/web/test_large_bodies.py"
 _CONNECTION_TESTS = "tests/integration/web/test_connections.py"

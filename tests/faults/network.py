@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from mtask.local import ReplicaSet
 from mtask.local.node import Node
-from mtask.local.ports import HOST
+from mtask.local.ownership import HOST
 from tests.faults.links import Counts, Delay, Direction, Dropped, Fault, Hole, Link, Refusal, ReplyLoss, Traffic
 
 __all__ = ["Counts", "Delay", "Dropped", "Fault", "Hole", "Refusal", "ReplicaSetProxy", "ReplyLoss"]

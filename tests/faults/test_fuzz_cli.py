@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from mtask import Client
 from mtask.cli import worker as worker_cli
+from mtask.cli.commands import app
 from mtask.cli.failures import EXIT_CODES, USAGE
-from mtask.cli.root import app
 from mtask.settings import Settings
 from tests.faults import fuzzing
 from tests.faults.fuzzing import LIMIT, fuzz

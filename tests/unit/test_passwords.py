@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtask.cli import reporting
+from mtask.cli import output
 from mtask.demo.database import DemoDatabase
 from mtask.errors import MtaskError
 from mtask.kernel.driver import connect
@@ -122,7 +122,7 @@ def test_a_traceback_that_was_asked_for_does_not_show_a_password(capsys: pytest.
         except RuntimeError as inner:
             raise MtaskError("it failed") from inner
     except MtaskError as error:
-        reporting.report(error, as_json=False, no_color=True, debug=True)
+        output.report(error, as_json=False, no_color=True, debug=True)
     shown = capsys.readouterr().err
     assert "Traceback" in shown
     assert "RuntimeError: cannot use mongodb://***@host/" in shown

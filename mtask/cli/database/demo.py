@@ -12,12 +12,10 @@ from mtask.cli.context import LOCAL_URI, Cli
 from mtask.cli.failures import OK, OTHER
 from mtask.cli.interrupts import Interruption
 from mtask.cli.options import command
-from mtask.demo.closing import closing_lines
-from mtask.demo.display import shown
-from mtask.demo.files import default_folder, find_files
+from mtask.demo.app import default_folder, find_files
+from mtask.demo.display import closing_lines, printable, shown
 from mtask.demo.play import Plan, Play
-from mtask.demo.scene import Scene
-from mtask.demo.summary import printable
+from mtask.demo.watch import Scene
 from mtask.errors import InvalidInput
 
 PANEL = "Start here"

@@ -82,7 +82,7 @@ def web(
     middleware = _tracing() if otel else ()
     from mtask.web import server
     from mtask.web.access import Caller, Role
-    from mtask.web.connections import connections_within
+    from mtask.web.gate import connections_within
     from mtask.web.settings import WebSettings
     from mtask.web.tokens import Token, Tokens, digest_of, fresh_token, read_tokens, tokens_of
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from mtask.app.loader import load_app
+from mtask.app.app import load_app
 from mtask.cli.workers.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput

@@ -17,7 +17,7 @@ from mtask.client.sync import Client
 from mtask.doctor.explain import is_paused
 from mtask.errors import InvalidInput, WorkerError
 from mtask.kernel.document.task import WorkerDocument
-from mtask.search.reasons import listed
+from mtask.search.findings import listed
 
 PANEL = "Workers"
 _POLL_SECONDS = 0.2

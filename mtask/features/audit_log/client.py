@@ -25,7 +25,9 @@ from mtask.client import views
 from mtask.database import setup
 from mtask.errors import InvalidInput, MtaskError, shown
 from mtask.features.audit_log import operations as actions
-from mtask.features.audit_log.rules import DONE, Actor, Intent, Via
+from mtask.features.audit_log.rules import DONE as DONE
+from mtask.features.audit_log.rules import Actor, Via
+from mtask.features.audit_log.rules import Intent as Intent
 from mtask.features.schedules.client import whole
 from mtask.kernel.document.identity import check_text, is_text
 from mtask.kernel.driver.operation import Call, Operation, T

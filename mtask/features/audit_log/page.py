@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
+
+from markupsafe import Markup
 from starlette.responses import Response
 
 from mtask.errors import InvalidInput
-from mtask.web.page.drawing.rows import action_rows
-from mtask.web.page.rendering import url
+from mtask.features.audit_log.client import Action
+from mtask.web.page.rendering import age, brief, shown, url
 from mtask.web.page.views import Addresses, Visit
 
 addresses = Addresses()
@@ -55,3 +59,26 @@ def _address(target: str) -> str | None:
     if kind in ("queue", "flow"):
         return url(_KINDS[kind], **{"queue" if kind == "queue" else "key": rest})
     return _KINDS.get(kind)
+
+
+def action_rows(actions: Iterable[tuple[Action, str | None]], now: datetime) -> Markup:
+    """Return the rows of the action log. Each action has the address of what it concerns, if there is one."""
+    return Markup("".join([_action_row(action, address, now) for action, address in actions]))
+
+
+def _action_row(action: Action, address: str | None, now: datetime) -> str:
+    target = shown(brief(action.target, 72))
+    if address:
+        target = f'<a href="{shown(address)}" title="{shown(action.target)}"><bdi>{target}</bdi></a>'
+    if action.result == "done":
+        result = '<span class="dim">done</span>'
+    elif action.result:
+        result = f'<span class="c-FAIL">{shown(action.result)}</span>'
+    else:
+        result = '<span class="dim" title="It is under way, or its process ended before it">open</span>'
+    return (
+        f'<tr><td class="nowrap">{age(action.time, now)}</td><td>{shown(brief(action.actor, 32))} '
+        f'<span class="dim wide-inline">{shown(action.via)}</span></td><td class="nowrap">{shown(action.intent)}</td>\n'
+        f'<td class="grow">{target}</td>\n'
+        f'<td class="wide dim outcome">{shown(brief(action.detail, 100))}</td><td>{result}</td></tr>\n'
+    )

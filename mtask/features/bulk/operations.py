@@ -32,8 +32,8 @@ from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.order import cursor_of, place_of
+from mtask.search.walks import Asked
 
 Document = dict[str, Any]
 #: The most tasks of one batch.

@@ -12,7 +12,7 @@ from mtask.features.bulk.client import Bulk
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.web.access import Role
 from mtask.web.page.rendering import url
-from mtask.web.page.routes.tasks import given_in, search_of
+from mtask.web.page.tasks import given_in, search_of
 from mtask.web.page.views import Addresses, Visit
 
 addresses = Addresses()
@@ -47,7 +47,7 @@ async def run(visit: Visit) -> Response:
     begun = await visit.client.begin_bulk(
         visit.form.needed("plan"), within=visit.caller.stored_prefix(None), action=visit.form.needed("action")
     )
-    visit.parts.bulks.carry(begun.bulk_id)
+    visit.parts.services["bulk"].carry(begun.bulk_id)
     return visit.back(url("/bulk", id=begun.bulk_id), "The bulk change has begun.")
 
 

@@ -1,24 +1,126 @@
 """The routes of bulk changes: plan and count, run, and look how far they have come."""
 
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
+from mtask.arguments.criteria import PageCriteria
 from mtask.client import AsyncClient
-from mtask.errors import BulkNotFound
-from mtask.features.bulk.bodies import MAX_PLAN, BulkBody, BulkList, BulkPlanned, BulkState
+from mtask.errors import BulkNotFound, MtaskError
 from mtask.features.bulk.client import Bulk
 from mtask.features.bulk.rules import ACTIONS, Action
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
+from mtask.web.models.common import Body, taking
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router
+from mtask.web.schemas import PARAMS_PATH, says
+from mtask.web.settings import WebSettings
+
+#: The longest plan, in characters: it holds the filter.
+MAX_PLAN = 100_000
+
+
+@taking(PageCriteria)
+class BulkFilter(Body):
+    """The tasks of a bulk change: those that meet all criteria. At least one must be given."""
+
+    params: Annotated[
+        dict[str, Any] | None,
+        says("Values by their paths in the params, such as user.id.", propertyNames=PARAMS_PATH),
+    ] = None
+
+
+class BulkBody(Body):
+    """The body of `POST /v1/bulk/{action}`: a filter with dry_run, or the plan that this returned."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"filter": {"queue": ["mail"], "name": ["send_email"]}, "dry_run": True}],
+            "oneOf": [
+                {
+                    "properties": {
+                        "filter": {"type": "object", "minProperties": 1},
+                        "dry_run": {"const": True},
+                        "plan": {"type": "null"},
+                    },
+                    "required": ["filter", "dry_run"],
+                },
+                {
+                    "properties": {"filter": {"type": "null"}, "dry_run": {"const": False}, "plan": {"type": "string"}},
+                    "required": ["plan"],
+                },
+            ],
+        }
+    )
+
+    filter: BulkFilter | None = None
+    dry_run: bool = False
+    plan: Annotated[str, Field(max_length=MAX_PLAN)] | None = None
+
+
+class BulkPlanned(BaseModel):
+    """A bulk change that was counted and not begun. is_more: the count stopped, and there may be more tasks."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "action": "retry",
+                    "count": 42,
+                    "is_more": False,
+                    "plan": "WyI0Zj…",
+                    "cutoff": "2030-12-31T23:59:00.000Z",
+                    "expires": "2031-01-01T00:09:00.000Z",
+                }
+            ]
+        }
+    )
+
+    action: str
+    count: int
+    is_more: bool
+    plan: str
+    cutoff: str
+    expires: str
+
+
+class BulkState(BaseModel):
+    """A bulk change and how far it has come. left_cnt: tasks that were found and could not be changed."""
+
+    bulk_id: str
+    action: str
+    filter: dict[str, Any]
+    done_cnt: int
+    left_cnt: int
+    is_over: bool
+    cutoff: str
+    begin_time: str
+    end_time: str | None
+
+
+class BulkList(BaseModel):
+    """The newest bulk changes."""
+
+    bulks: list[BulkState]
+
 
 routes = router("bulk")
+
+
+def service(client: AsyncClient, settings: WebSettings) -> Bulks:
+    """Return what a server does beside the requests."""
+    return Bulks(client, is_read_only=settings.is_read_only)
 
 
 def _route(action: Action) -> None:
@@ -70,7 +172,7 @@ async def _change(request: Request, action: Action, body: BulkBody, client: Asyn
     if body.dry_run or body.filter is not None:
         raise InvalidRequest("Send a filter with dry_run: true, or a plan, and not both.")
     begun = await client.begin_bulk(body.plan, within=within, action=action)
-    request.app.state.bulks.carry(begun.bulk_id)
+    request.app.state.services["bulk"].carry(begun.bulk_id)
     return views.answer(_bulk(begun, caller), 202, {"Location": f"/v1/bulk/{quote(begun.bulk_id, safe='')}"})
 
 
@@ -110,3 +212,60 @@ def _bulk(found: Bulk, caller: Caller) -> dict[str, Any]:
         "begin_time": views.plain(found.begin_time),
         "end_time": views.plain(found.end_time),
     }
+
+
+# --- in the background ------------------------------------------------------------------------------------
+
+logger = logging.getLogger("mtask.web")
+#: The time between two searches for bulk changes that nobody carries out, in seconds.
+_LOOK_EVERY = 30.0
+
+
+class Bulks:
+    """Carries out the bulk changes that this server began, and those that another process left."""
+
+    def __init__(self, client: AsyncClient, *, is_read_only: bool) -> None:
+        self._client = client
+        self._is_read_only = is_read_only
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._carried: dict[str, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Look for bulk changes that another process has left, now and then."""
+        self._loop = asyncio.get_running_loop()
+        if not self._is_read_only:
+            self._looking = asyncio.create_task(self._look())
+
+    def carry(self, bulk_id: str) -> None:
+        """Carry a bulk change out, unless this process does already. Any thread may call this."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._carry_here, bulk_id)
+
+    def _carry_here(self, bulk_id: str) -> None:
+        if bulk_id not in self._carried:
+            self._carried[bulk_id] = asyncio.create_task(self._carry(bulk_id))
+
+    async def end(self) -> None:
+        """Stop. Another process goes on once the leases have lapsed."""
+        stopped = [*self._carried.values(), *([] if self._looking is None else [self._looking])]
+        for each in stopped:
+            each.cancel()
+        if stopped:
+            await asyncio.wait(stopped)
+
+    async def _carry(self, bulk_id: str) -> None:
+        try:
+            await self._client.carry_bulk(bulk_id)
+        except MtaskError as error:
+            logger.warning("a bulk change was left: %s: %s", type(error).__name__, error)
+        finally:
+            del self._carried[bulk_id]
+
+    async def _look(self) -> None:
+        while True:
+            with suppress(MtaskError):
+                for found in await self._client.bulks(limit=1000):
+                    if not found.is_over:
+                        self.carry(found.bulk_id)
+            await asyncio.sleep(_LOOK_EVERY)

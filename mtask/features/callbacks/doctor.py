@@ -10,8 +10,7 @@ from mtask.features.callbacks.rules import DELIVERY
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import workers
-from mtask.search.findings import Finding, fail, ok, warn
-from mtask.search.reasons import listed
+from mtask.search.findings import Check, Finding, fail, listed, ok, warn
 
 #: The longest time for which nobody may have published the delivery of an end. Any live worker does it within seconds.
 OWED_GRACE = timedelta(minutes=2)
@@ -47,3 +46,6 @@ def callbacks() -> Findings:
 def _tasks(ids: Sequence[str]) -> str:
     more = " or more" * (len(ids) == _EXAMPLES)
     return f"{len(ids)} task{'s' * (len(ids) != 1)}{more}, such as {ids[0]}"
+
+
+CHECKS = [Check(_CHECK, callbacks)]

@@ -7,16 +7,24 @@ means another address a moment later leads nowhere else. Redirects are not follo
 from __future__ import annotations
 
 import http.client
+import json
+import random
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
 
-from mtask.features.callbacks.addresses import Address, may_call, parsed
-from mtask.features.callbacks.allowed import CallbackOptions, NotAllowed, Target
+from mtask.app.app import App
+from mtask.app.context import Context
+from mtask.errors import Fail, Retry
+from mtask.features.callbacks.allowed import Address, CallbackOptions, NotAllowed, Target, may_call, parsed
+from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE
+from mtask.features.callbacks.signatures import headers_of
+from mtask.version import __version__
 
 #: The most bytes of an answer that are read. Only its status counts.
 _MAX_ANSWER = 16 * 1024
@@ -159,3 +167,104 @@ class _Pinned(http.client.HTTPConnection):
             with suppress(OSError):
                 # Of the plain socket, because that of a TLS socket changes what another thread is using.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+# --- deliverer -------------------------------------------------------------------------------------------
+
+# The handler of the tasks `mtask/callback`: each tells one end of a task to a receiver.
+
+_GONE = 410
+
+
+class Deliverer:
+    """Sends messages, with what one worker may call."""
+
+    def __init__(self, options: CallbackOptions, resolve: Resolve = resolved, seats: Seats | None = None) -> None:
+        self._options = options
+        self._resolve = resolve
+        self._seats = Seats(MOST) if seats is None else seats
+
+    def deliver(
+        self, context: Context, webhook_id: str, url: str, event: dict[str, Any], secret: str | None = None
+    ) -> dict[str, int]:
+        """Tell the receiver one end of a task, unless too many other messages are under way."""
+        target = self._options.target(url)
+        owners = [f"receiver {target.host}:{target.port}"]
+        tenant, slash, _ = (secret or "").partition("/")  # a tenant's callbacks are signed with its own secrets
+        owners += [f"tenant {tenant}"] if slash else []
+        with self._seats.taken(owners) as is_taken:
+            if not is_taken:
+                raise Retry(delay=random.uniform(1.0, 3.0))
+            return {"status": self._send(context, webhook_id, target, event, secret)}
+
+    def _send(
+        self, context: Context, webhook_id: str, target: Target, event: dict[str, Any], secret: str | None
+    ) -> int:
+        body = json.dumps(event, separators=(",", ":")).encode()
+        signed = headers_of(self._options.key(secret, target), webhook_id, _now(context), body)
+        headers = {"Content-Type": "application/json", "User-Agent": f"mtask/{__version__}", **signed}
+        status = send(target, body, headers, self._options, self._resolve)
+        if status == _GONE:
+            raise Fail(f"{target.host} answered 410: it wants no more messages")
+        if not 200 <= status < 300:
+            more = ": redirects are not followed" if 300 <= status < 400 else ""
+            raise NotTaken(f"{target.host} answered {status}{more}")
+        return status
+
+
+def _now(context: Context) -> int:
+    """Return the time of the message in seconds: when this run was claimed, by the server's clock.
+
+    A receiver refuses a message that is minutes old, and the clock of this machine may be wrong by minutes.
+    """
+    claimed = next(run.claim_time for run in reversed(context.task.runs) if run.run_id == context.run_id)
+    return int(claimed.timestamp())
+
+
+def with_deliveries(app: App, options: CallbackOptions, concurrency: int) -> App:
+    """Return an app with all that this one has registered, and with the handler that delivers callbacks.
+
+    `concurrency` is the number of the worker's slots: receivers that are slow must not take all of them.
+    """
+    own = App()
+    own.include(app)
+    deliverer = Deliverer(options, seats=Seats(max(1, min(MOST, concurrency // 2))))
+    own.task(name=DELIVERY, queue=DELIVERY_QUEUE, isolation="thread")(deliverer.deliver)
+    return own
+
+
+# --- seats -----------------------------------------------------------------------------------------------
+
+# The seats of messages that are under way, shared so that no receiver and no tenant takes those of all others.
+
+#: The most messages that a worker sends at once.
+MOST = 40
+
+
+class Seats:
+    """The seats. Whoever has some may have as many as are left for the others: half, then half of the rest, and so on.
+
+    So a receiver that does not answer delays its own messages, and those of its tenant. Threads may ask at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._of: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self, owners: Sequence[str]) -> Iterator[bool]:
+        """Take a seat for these owners during the block; give whether there was one."""
+        with self._lock:
+            is_taken = all(self._of[owner] < self._left for owner in owners)
+            if is_taken:
+                self._left -= 1
+                self._of.update(owners)
+        try:
+            yield is_taken
+        finally:
+            if is_taken:
+                with self._lock:
+                    self._left += 1
+                    self._of.subtract(owners)
+                    self._of = +self._of  # without those that have none

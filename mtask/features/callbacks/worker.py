@@ -30,7 +30,7 @@ def extended(app: App, options: Options) -> tuple[App, Options]:
     given = next((one for one in options.features if isinstance(one, CallbackOptions)), None)
     if given is None:
         return app, options
-    from mtask.features.callbacks.deliverer import with_deliveries  # few workers deliver callbacks
+    from mtask.features.callbacks.sending import with_deliveries  # few workers deliver callbacks
 
     queues = None if options.queues is None else [*options.queues, DELIVERY_QUEUE]
     return with_deliveries(app, given, options.concurrency), replace(options, queues=queues)

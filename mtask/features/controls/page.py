@@ -9,10 +9,10 @@ from starlette.responses import Response
 from mtask.errors import ControlUnconfirmed, InvalidInput
 from mtask.features.controls.rules import Control, Limit
 from mtask.web.access import Role
-from mtask.web.page.drawing.rows import queue_rows
 from mtask.web.page.forms import Form
 from mtask.web.page.reads import Queue
 from mtask.web.page.rendering import url
+from mtask.web.page.rows import queue_rows
 from mtask.web.page.views import Addresses, Visit
 from mtask.web.paths import path_in
 

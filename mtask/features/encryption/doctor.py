@@ -7,7 +7,7 @@ from mtask.errors import DataKeyNotFound, MtaskError
 from mtask.features.encryption.cipher import Cipher
 from mtask.kernel.driver.codec import GET_CODEC
 from mtask.kernel.driver.operation import Operation
-from mtask.search.findings import Finding, fail, ok, warn
+from mtask.search.findings import Check, Finding, fail, ok, warn
 
 _CHECK = "data keys"
 _MOST = 200
@@ -39,3 +39,6 @@ def _remedy(name: str, problem: MtaskError) -> str:
     if isinstance(problem, DataKeyNotFound):
         return "Restore the key vault from a backup, or cancel these tasks: nobody can decrypt them."
     return f"Call again with the master key with which {name} was made."
+
+
+CHECKS = [Check(_CHECK, data_keys)]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Header, Query
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from mtask.errors import EventsLost
 from mtask.features.events import following
 from mtask.features.events.hub import BEHIND, LOST, Selects, place_of
-from mtask.features.events.task_events import EventKind, TaskEvent
+from mtask.features.events.task_events import EventKind, TaskEvent, as_told_to
 from mtask.web import views
 from mtask.web.access import Caller
 from mtask.web.bodies import about
@@ -119,7 +120,7 @@ def _told_place(token: str | None, caller: Caller) -> str | None:
 
 
 def _event(found: TaskEvent, caller: Caller) -> str:
-    return _written(found.kind.value, views.event(found, caller), found.token)
+    return _written(found.kind.value, _document(found, caller), found.token)
 
 
 def _written(kind: str, document: dict[str, Any], token: str | None) -> str:
@@ -161,3 +162,16 @@ class _Stream(StreamingResponse):
         """Send the events until the viewer or the server ends."""
         async with self._stack:
             await super().__call__(scope, receive, send)
+
+
+def _document(found: TaskEvent, caller: Caller) -> dict[str, Any]:
+    """Return an event."""
+    made: dict[str, Any] = asdict(found if caller.tenant is None else as_told_to(found, caller.tenant))
+    made["task_id"], made["key"] = caller.shown_id(found.task_id), caller.shown_key(found.key)
+    made["name"], made["kind"] = found.name, found.kind.value
+    made["task_status"] = None if found.task_status is None else found.task_status.value
+    if made["reason"] is not None:
+        made["reason"] = caller.shown_text(made["reason"])
+    if caller.tenant is not None:
+        del made["tenant"]
+    return {name: value for name, value in views.plain(made).items() if value is not None}

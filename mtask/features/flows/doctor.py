@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from mtask.client import views
 from mtask.doctor import operations as diagnosis
-from mtask.features.flows import faults, finding
-from mtask.kernel.driver.operation import Operation
+from mtask.features.flows import read, statements
+from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
+from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.driver.stores import TASKS
 from mtask.kernel.operations import workers
-from mtask.search.findings import Finding, fail, ok, warn
-from mtask.search.reasons import listed
+from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import filters
+from mtask.search.findings import Check, Finding, fail, listed, ok, warn
 
 #: The longest time for which a change of a step may stay untold. Any live worker tells it within seconds.
 OWED_GRACE = timedelta(minutes=1)
@@ -25,17 +30,17 @@ Findings = Operation[list[Finding]]
 
 def flows() -> Findings:
     """Look for flows that cannot end by themselves."""
-    if not (yield from finding.is_any()):
+    if not (yield from read.is_any()):
         return [ok(_CHECK, "there are none")]
     now = yield from diagnosis.server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
     found = [
         *_old_workers((yield from workers.without_flows(_EXAMPLES))),
-        *_untold((yield from faults.owed_for(OWED_GRACE, _EXAMPLES)), has_worker=bool(live)),
-        *_unheld((yield from faults.without_holder(_EXAMPLES))),
+        *_untold((yield from owed_for(OWED_GRACE, _EXAMPLES)), has_worker=bool(live)),
+        *_unheld((yield from without_holder(_EXAMPLES))),
         *(yield from _with_ended_holder(has_worker=bool(live))),
-        *_released((yield from faults.held_though_released(_EXAMPLES))),
-        *_headless((yield from faults.headless(_EXAMPLES))),
+        *_released((yield from held_though_released(_EXAMPLES))),
+        *_headless((yield from headless(_EXAMPLES))),
     ]
     return found or [ok(_CHECK, "each can end by itself")]
 
@@ -65,7 +70,7 @@ def _unheld(lost: Sequence[str]) -> list[Finding]:
 
 
 def _with_ended_holder(*, has_worker: bool) -> Findings:
-    rows = yield from faults.with_ended_holder(_EXAMPLES)
+    rows = yield from with_ended_holder(_EXAMPLES)
     found = []
     gone = [str(row["_id"]) for row in rows if row.get("holder") is None]
     if gone:
@@ -102,3 +107,100 @@ def _open_anew(task_id: str) -> str:
 def _tasks(ids: Sequence[str]) -> str:
     more = " or more" * (len(ids) == _EXAMPLES)
     return f"{len(ids)} task{'s' * (len(ids) != 1)}{more}, such as {ids[0]}"
+
+
+CHECKS = [Check(_CHECK, flows)]
+
+
+# --- faults ----------------------------------------------------------------------------------------------
+
+# Looks for flows that cannot end by themselves. Only somebody who writes documents by hand makes such a flow.
+#
+# Each search reads a partial index, which holds only tasks of flows.
+
+Document = dict[str, Any]
+#: Time limit of each search, in ms.
+SCAN_MS = 5_000
+_ID = {"_id": 1}
+_WAITING = {statements.STATUS: TaskStatus.WAITING.value}
+_UNMARKED = {"owed_since": None}
+
+
+def without_holder(limit: int) -> Operation[list[str]]:
+    """Return WAITING steps that no task holds and that are not marked: nobody looks at them again."""
+    lost = {"flow.key": {"$exists": True}, **_WAITING, "flow.held_by": None, **_UNMARKED}
+    return _ids((yield tasks("find", lost, _ID, limit=limit, hint=FLOW_INDEX, max_time_ms=SCAN_MS)))
+
+
+def with_ended_holder(limit: int) -> Operation[list[Document]]:
+    """Return unmarked WAITING steps whose holder has ended unmarked, or does not exist.
+
+    Each row has the field `holder`: the holder's status, or None if there is no such task.
+    """
+    found = yield from _find_ended_holders({}, limit)
+    if not found:
+        return []
+    # The server reads a step before its holder. The holder may have ended and released the step in between. Such a step
+    # is no longer found by a second search.
+    again = yield from _find_ended_holders(filters.by_ids([row["_id"] for row in found]), limit)
+    return again
+
+
+def _find_ended_holders(among: filters.Filter, limit: int) -> Operation[list[Document]]:
+    held = {**among, "flow.held_by": {"$exists": True}, **_WAITING, **_UNMARKED}
+    is_open = {"$or": [{"$not": [x.is_final()]}, statements.owes()]}
+    will_tell = {"$and": [is_open, {"$ne": ["$flow.unwatched", True]}]}
+    holder = {"open": will_tell, "owed": {"$gt": ["$owed_since", None]}, "status": f"${statements.STATUS}"}
+    join = {"from": TASKS, "localField": "held_by", "foreignField": "_id", "as": "it"}
+    stages = [
+        {"$match": held},
+        {"$project": {"held_by": "$flow.held_by"}},
+        {"$lookup": {**join, "pipeline": [{"$project": holder}]}},
+        {"$match": {"it.open": {"$ne": True}, "it.owed": {"$ne": True}}},
+        {"$limit": limit},
+        {"$project": {"held_by": 1, "holder": {"$first": "$it.status"}}},
+    ]
+    found: list[Document] = yield tasks("rows", stages, hint="_id_" if among else HELD_INDEX, maxTimeMS=SCAN_MS)
+    return found
+
+
+def held_though_released(limit: int) -> Operation[list[str]]:
+    """Return open steps that a task holds although they are not WAITING, and that nobody asked to stop."""
+    open_and_released = {"$in": [TaskStatus.INIT.value, TaskStatus.RUNNING.value]}
+    held = {
+        "flow.held_by": {"$exists": True},
+        statements.STATUS: open_and_released,
+        "task_state.cancel_requested": False,
+    }
+    return _ids((yield tasks("find", held, _ID, limit=limit, hint=HELD_INDEX, max_time_ms=SCAN_MS)))
+
+
+def owed_for(age: timedelta, limit: int) -> Operation[list[str]]:
+    """Return the tasks of whose last change others have not been told for this time."""
+    matched = statements.owed_before(age // timedelta(milliseconds=1))
+    order = [("owed_since", 1)]
+    return _ids((yield tasks("find", matched, _ID, sort=order, limit=limit, hint=OWED_INDEX, max_time_ms=SCAN_MS)))
+
+
+def headless(limit: int) -> Operation[list[str]]:
+    """Return the keys of flows whose first task was removed, and that have steps whose retention waits for the end."""
+    unended = {"flow.key": {"$exists": True}, "$or": [statements.open_steps(), statements.without_retention()]}
+    head = {
+        "from": TASKS,
+        "localField": "_id",
+        "foreignField": "flow.head",
+        "as": "head",
+        "pipeline": [{"$project": _ID}],
+    }
+    stages = [
+        {"$match": unended},
+        {"$group": {"_id": "$flow.key"}},
+        {"$lookup": head},
+        {"$match": {"head": []}},
+        {"$limit": limit},
+    ]
+    return _ids((yield tasks("rows", stages, hint=FLOW_INDEX, maxTimeMS=SCAN_MS)))
+
+
+def _ids(rows: list[Document]) -> list[str]:
+    return [str(row["_id"]) for row in rows]

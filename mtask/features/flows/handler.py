@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from mtask.arguments.publish import TaskRef, TaskSpec, copied
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
-from mtask.features.flows import children
+from mtask.features.flows import publish
 from mtask.features.flows.next import flow_part, owed
 from mtask.kernel.document.handlers import Handler, handler_of
 from mtask.kernel.document.identity import own_key
@@ -176,9 +176,9 @@ class Family:
         run = self._run
         added: set[str] = set()
         owed_tasks = yield from encode.owed(owed_tasks)
-        yield from children.make_room(key, run.task.id, owed_tasks)
-        for batch in children.in_batches(owed_tasks) if owed_tasks else ():
-            added |= set((yield from children.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid)))
+        yield from publish.make_room(key, run.task.id, owed_tasks)
+        for batch in publish.in_batches(owed_tasks) if owed_tasks else ():
+            added |= set((yield from publish.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid)))
         return [Published(one.task_id, created=one.task_id in added, updated=False) for one in owed_tasks]
 
     def results(self) -> Results:
@@ -208,15 +208,15 @@ class _Reading:
         while not self.ids:
             if not self.parents:
                 return None
-            self.ids, self.parents = (yield from children.descendants(self.parents)), None
-        now, self.ids = self.ids[: children.PAGE], self.ids[children.PAGE :]
+            self.ids, self.parents = (yield from publish.descendants(self.parents)), None
+        now, self.ids = self.ids[: publish.PAGE], self.ids[publish.PAGE :]
         if self.parents is not None:
-            self.parents += yield from children.parents(now)
+            self.parents += yield from publish.parents(now)
         chain = self.task.chain
         if chain is not None and chain.run_id is not None:
-            rows = yield from children.result_of_run(chain.before, chain.run_id)
+            rows = yield from publish.result_of_run(chain.before, chain.run_id)
         else:
-            rows = yield from children.results(now)
+            rows = yield from publish.results(now)
         for row in rows:
             if row.get("lost") is not None:
                 raise ResultLost(row["_id"], str(row["lost"]))
@@ -227,7 +227,7 @@ class _Reading:
 
 
 def _opened(rows: Sequence[dict[str, Any]]) -> Operation[None]:
-    """Decode the results in rows of `children`, in place. Raises DecryptionFailed if one is refused or stays closed."""
+    """Decode rows of `publish.results` in place. Raises DecryptionFailed if a result is refused or stays closed."""
     codec: Codec = yield GET_CODEC
     closed: list[tuple[dict[str, Any], Owner]] = []
     for row in rows:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import OperationFailed
-from mtask.features.flows import finding, publish, read, retention
+from mtask.features.flows import publish, read, retention
 from mtask.features.flows import settle as settling
 from mtask.features.flows.handler import with_handler
 from mtask.features.flows.next import Next
@@ -65,9 +65,9 @@ class FlowPart(Part):
         A database without flows only costs a look now and then: the change stream tells of new flows.
         """
         if is_full or count % _ORPHANS_EVERY == 0:
-            await self._look_for(finding.is_any())
+            await self._look_for(read.is_any())
         if count % _OWED_EVERY == 0 and count % _ORPHANS_EVERY:
-            await self._look_for(finding.is_any_owed())
+            await self._look_for(read.is_any_owed())
         if not self._has_flows:
             return
         await look_after("lost values", self._lose_values)
@@ -114,7 +114,7 @@ class FlowPart(Part):
     async def _settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
         for _ in range(_OWED_ROUNDS):
-            task_ids = await self._store.run(finding.owed(_OWED_GRACE, besides=self._owed.left_alone()))
+            task_ids = await self._store.run(read.owed(_OWED_GRACE, besides=self._owed.left_alone()))
             random.shuffle(
                 task_ids
             )  # several workers may find the same changes: each takes them in an order of its own
@@ -128,7 +128,7 @@ class FlowPart(Part):
 
     async def _decide_orphans(self) -> None:
         """Decide on the waiting tasks whose holder somebody has removed from the database."""
-        task_ids = await self._store.run(finding.orphans())
+        task_ids = await self._store.run(read.orphans())
         if task_ids:
             decided = await self._store.run(settling.decide(task_ids))
             await self._store.run(settle_all(self._relays, decided.further))

@@ -21,14 +21,20 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from mtask.app.app import App
+from mtask.app.app import App, load_app
 from mtask.app.context import Context
 from mtask.app.hooks import Started
-from mtask.app.loader import load_app
 from mtask.app.middleware import RunCall
 from mtask.errors import LeaseLost, RunCanceled
-from mtask.features.isolation.channel import Channel, Message
-from mtask.features.isolation.messages import follow, outcome_document, reason_in, task_in, trace_message
+from mtask.features.isolation.messages import (
+    Channel,
+    Message,
+    follow,
+    outcome_document,
+    reason_in,
+    task_in,
+    trace_message,
+)
 from mtask.features.isolation.processes import be_killed_first, end_with_parent
 from mtask.features.logs.worker import Line, RunLogHandler, line_of
 from mtask.kernel.driver.errors import scrubbed

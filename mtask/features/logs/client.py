@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from mtask.errors import InvalidInput, SchemaMismatch, TaskNotFound
 from mtask.features.logs import operations as run_logs
-from mtask.features.logs.rules import LogLine, RunLog
+from mtask.features.logs.rules import LogLine
+from mtask.features.logs.rules import RunLog as RunLog
 from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.parts import READABLE, Sealed
 from mtask.kernel.document.task import describe_validation

@@ -12,22 +12,21 @@ from mtask.client import AsyncClient
 from mtask.features.metrics.prometheus import CONTENT_TYPE, FleetText, text_of
 from mtask.web.bodies import about
 from mtask.web.routes.common import TheHub, router
+from mtask.web.settings import WebSettings
+from mtask.web.sharing import Shared
 
 routes = router("metrics")
 
 
-class Metrics:
-    """The metrics of the database. The caller shares what was read."""
+def service(client: AsyncClient, settings: WebSettings) -> Shared[bytes]:
+    """Return the metrics of the database as text, which all callers share."""
+    text = FleetText()
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self._text_of = FleetText()
-
-    async def read(self) -> bytes:
-        """Return the metrics as text."""
-        fleet = await self._client.metrics()
+    async def read() -> bytes:
         # Hundreds of names make thousands of lines, so they are written in a thread.
-        return await asyncio.to_thread(self._text_of.of, fleet)
+        return await asyncio.to_thread(text.of, await client.metrics())
+
+    return Shared(read)
 
 
 @routes.get(
@@ -41,5 +40,5 @@ async def metrics(request: Request, hub: TheHub) -> Any:
     streams = GaugeMetricFamily(
         "mtask_web_streams", "Open streams of events and waits of this server.", value=hub.viewer_cnt
     )
-    text: bytes = await request.app.state.metrics.get()
+    text: bytes = await request.app.state.services["metrics"].get()
     return Response(text + text_of([streams]), headers={"Cache-Control": "no-store", "Content-Type": CONTENT_TYPE})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import threading
@@ -12,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mtask.errors import InvalidInput, MtaskError
-from mtask.features.metrics import hosts
 
 logger = logging.getLogger("mtask.metrics")
 _PLAIN = "text/plain; charset=utf-8"
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         given = self.headers.get_all("host") or []
-        if len(given) != 1 or not hosts.is_own(given[0], self.server.allowed):
+        if len(given) != 1 or not is_own(given[0], self.server.allowed):
             self._answer(
                 421, b"The header Host does not name this port: see --metrics-allow-hosts and --allow-host.\n", _PLAIN
             )
@@ -148,3 +148,31 @@ def serving(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+# --- hosts -----------------------------------------------------------------------------------------------
+
+# Which headers Host the port of metrics answers: a page of another site must not read it by DNS rebinding.
+
+
+def is_own(header: str, allowed: Sequence[str] = ()) -> bool:
+    """Whether a request may have this header Host, whatever its port.
+
+    A page of another site can make its own name resolve to this machine. The browser then sends that name, which has a
+    dot. An IP address and a name without a dot cannot be rebound. `allowed`: further names, with a port or without.
+    """
+    given = header.strip().lower()
+    name = given if given.endswith("]") else given.rpartition(":")[0] or given
+    if given in (each.lower() for each in allowed) or name in (each.lower() for each in allowed):
+        return True
+    if _is_address(name) or name == socket.gethostname().lower():
+        return True
+    return bool(name) and "." not in name.removesuffix(".") and ":" not in name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True

@@ -15,7 +15,8 @@ from mtask.arguments.publish import TaskRef, TaskSpec
 from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules import triggers
-from mtask.features.schedules.rules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Schedule, Source
+from mtask.features.schedules.rules import MAX_ID_BYTES, MAX_JITTER_MS, CatchUp, Overlap, Source
+from mtask.features.schedules.rules import Schedule as Schedule
 from mtask.features.schedules.triggers import Cron, Every, Once
 from mtask.kernel.document.identity import check_text, stored_key
 from mtask.kernel.document.lookup import LookupEntry

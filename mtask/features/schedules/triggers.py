@@ -7,17 +7,59 @@ computed times are in UTC and in whole milliseconds. The times of a cron are in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mtask.features.schedules import clocks, expressions
-from mtask.features.schedules.clocks import SECOND
 from mtask.kernel.document.task import Instant, Text
+
+# --- clocks ----------------------------------------------------------------------------------------------
+
+# Wall clocks: a time zone's offset from UTC, and the instants at which it changes.
+
+SECOND = timedelta(seconds=1)
+#: An offset is less than a day. So a shift of the clocks skips and repeats only times that are nearer to it than this.
+#: No zone has ever shifted its clocks twice within this time: the least on record is four days.
+REACH = timedelta(days=2)
+
+
+@lru_cache(maxsize=256)
+def zone(name: str) -> ZoneInfo:
+    """Return the time zone of this name; raise ValueError."""
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        raise ValueError(f"{name!r} is no time zone: use a name such as 'Europe/Berlin', or 'UTC'") from None
+
+
+def offset_of(where: ZoneInfo, at: datetime) -> timedelta:
+    """Return by how much the wall clock is ahead of UTC at an instant."""
+    found = at.astimezone(where).utcoffset()
+    assert found is not None
+    return found
+
+
+def first_shift(where: ZoneInfo, begin: datetime, end: datetime) -> datetime | None:
+    """Return the instant after `begin`, and not after `end`, at which the offset changes; None: there is none.
+
+    `begin` is a whole second, as all changes are. `end` is at most REACH later.
+    """
+    before = offset_of(where, begin)
+    if offset_of(where, end) == before:
+        return None
+    seconds = range((end - begin) // SECOND + 1)
+    return begin + SECOND * bisect_left(seconds, True, key=lambda n: offset_of(where, begin + n * SECOND) != before)
+
+
+# --- triggers --------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:  # most processes compute no firing, so each trigger imports APScheduler when it does
     from apscheduler.triggers.base import BaseTrigger
@@ -30,7 +72,7 @@ _YEARS_AHEAD = 100
 _LAST_YEAR = 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: No cron fires earlier, because no year before 1970 can be named.
-_BEFORE_ALL = _EPOCH - clocks.REACH
+_BEFORE_ALL = _EPOCH - REACH
 #: `last_firings` shortens a span of time that holds more firings than twice the wanted number plus this number.
 _SPARE = 8
 _CRONTAB = ("minute", "hour", "day", "month", "day_of_week")
@@ -74,8 +116,8 @@ class Cron(BaseModel):
     def _can_be_computed(self) -> Self:
         if not self.fields():
             raise ValueError("name at least one field, such as minute='*/5'")
-        clocks.zone(self.timezone)
-        expressions.numbered(self.fields())
+        zone(self.timezone)
+        numbered(self.fields())
         return self
 
     @classmethod
@@ -95,7 +137,7 @@ class Cron(BaseModel):
                 f"{expression!r} names days and weekdays: in a crontab that means either, here it would be both. "
                 "Use two schedules, or Cron(day=..., day_of_week=...) for both"
             )
-        fields["day_of_week"] = expressions.named_weekdays(fields["day_of_week"])
+        fields["day_of_week"] = named_weekdays(fields["day_of_week"])
         return cls(**fields, timezone=timezone)
 
     def fields(self) -> dict[str, str]:
@@ -152,7 +194,7 @@ def _wall_times(trigger: Cron, last_year: int = _LAST_YEAR) -> BaseTrigger:
     from apscheduler.triggers.cron import CronTrigger
 
     return CronTrigger(
-        **expressions.numbered(trigger.fields()),
+        **numbered(trigger.fields()),
         timezone=UTC,
         end_date=None if last_year >= _LAST_YEAR else datetime(last_year, 12, 31, tzinfo=UTC),
     )
@@ -199,20 +241,20 @@ def _next_of_cron(trigger: Cron, after: datetime) -> datetime | None:
     with the offset from then on. So it meets no time that the clocks skip, and it meets again the times that they
     repeat.
     """
-    where = clocks.zone(trigger.timezone)
+    where = zone(trigger.timezone)
     times: Any = _wall_times(trigger, _last_year(trigger, after))
     begin = max(after.astimezone(UTC), _BEFORE_ALL).replace(microsecond=0) + SECOND
     searched: datetime | None = None
     wall: datetime | None = None
     while True:
-        offset = clocks.offset(where, begin)
+        offset = offset_of(where, begin)
         local = begin + offset
         # What a search has found holds for all searches that would begin before the found time.
         if searched is None or local < searched or (wall is not None and local > wall):
             searched, wall = local, times.get_next_fire_time(None, local)
-        near = begin + clocks.REACH
+        near = begin + REACH
         end = near if wall is None else min(near, wall - offset)
-        shift = clocks.first_shift(where, begin, end)
+        shift = first_shift(where, begin, end)
         if shift is not None:
             begin = shift
         elif wall is None:
@@ -220,7 +262,7 @@ def _next_of_cron(trigger: Cron, after: datetime) -> datetime | None:
         elif end < near:
             return end
         else:
-            begin = max(near, wall - clocks.REACH)  # the shifts between these two repeat and skip nothing that fires
+            begin = max(near, wall - REACH)  # the shifts between these two repeat and skip nothing that fires
 
 
 def _next_of_every(trigger: Every, after: datetime, anchor: datetime) -> datetime | None:
@@ -273,3 +315,109 @@ def jittered(trigger: Cron | Every | Once, firing: datetime, jitter_ms: int) -> 
     # APScheduler draws the delay. It is drawn for a firing at the epoch, so that one cached trigger serves all firings.
     times: Any = _intervals(Every(interval_ms=MIN_INTERVAL_MS), _EPOCH, jitter_ms)
     return firing + (_whole(times.get_next_fire_time(None, _EPOCH)) - _EPOCH)
+
+
+# --- expressions -----------------------------------------------------------------------------------------
+
+# Expressions: what may stand in a field of a cron.
+#
+# APScheduler ignores what follows the name of a month or weekday, and what follows the word "last". So the fields are
+# checked here, and APScheduler is given numbers.
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_SPAN = re.compile(r"(?:\*|([0-9]{1,9}|[a-z]+)(?:-([0-9]{1,9}|[a-z]+))?)(?:/([0-9]{1,9}))?", re.IGNORECASE)
+#: The days of a month that have names, such as "2nd fri".
+_NAMED_DAY = re.compile(rf"(?:1st|2nd|3rd|4th|5th|last) +(?:{'|'.join(_WEEKDAYS)})\b|last\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field: its numbers from `low` to `high`, and the names of the first ones."""
+
+    label: str
+    low: int
+    high: int
+    names: tuple[str, ...] = ()
+    remark: str = ""
+
+    def value(self, text: str) -> int:
+        """Return the number that a number or a name means; raise ValueError."""
+        name = text.lower()
+        found = self.low + self.names.index(name) if name in self.names else int(text) if text.isdecimal() else -1
+        if not self.low <= found <= self.high:
+            raise self.error(f"{text!r} is no value")
+        return found
+
+    def error(self, what: str) -> ValueError:
+        """Return the error that says what is wrong in this field."""
+        named = f" or {self.names[0]} to {self.names[-1]}" if self.names else ""
+        return ValueError(f"in the field {self.label}, {what}: use {self.low} to {self.high}{self.remark}{named}")
+
+
+_DAY = _Field("day", 1, 31, remark=", last, or a weekday such as '2nd fri'")
+_FIELDS = {
+    "year": _Field("year", 1970, 9999),
+    "month": _Field("month", 1, 12, _MONTHS),
+    "day": _DAY,
+    "week": _Field("week", 1, 53),
+    "day_of_week": _Field("day_of_week", 0, 6, _WEEKDAYS, " (0 is Monday)"),
+    "hour": _Field("hour", 0, 23),
+    "minute": _Field("minute", 0, 59),
+    "second": _Field("second", 0, 59),
+}
+#: A crontab counts its weekdays from Sunday to Sunday.
+_WEEKDAY = _Field("weekday", 0, 7, (_WEEKDAYS[-1], *_WEEKDAYS[:-1]), " (0 and 7 are Sunday)")
+
+
+def numbered(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a cron as APScheduler understands them; raise ValueError."""
+    return {
+        name: ",".join(part if numbers is None else _span(numbers) for part, numbers in _parts(_FIELDS[name], text))
+        for name, text in fields.items()
+    }
+
+
+def named_weekdays(text: str) -> str:
+    """Return a crontab's weekday field for a `Cron`, whose numbers mean other weekdays; raise ValueError."""
+    named: list[str] = []
+    for part, numbers in _parts(_WEEKDAY, text.lower()):
+        means_the_same = not re.search(r"[0-9]|sun-", part)
+        named += [part] if means_the_same or numbers is None else [_WEEKDAY.names[number % 7] for number in numbers]
+    return ",".join(dict.fromkeys(named))
+
+
+def _span(numbers: range) -> str:
+    # APScheduler refuses a step that is longer than its range.
+    return f"{numbers[0]}-{numbers[-1]}/{numbers.step}" if len(numbers) > 1 else str(numbers[0])
+
+
+def _parts(field: _Field, text: str) -> Iterator[tuple[str, range | None]]:
+    """Yield each part of a field with the numbers that it means; a day of the month that has a name has none."""
+    for part in re.split(" *, *", text.strip()):
+        named = _NAMED_DAY.match(part) if field is _DAY else None
+        found = named or _SPAN.match(part)
+        if found is None:
+            raise field.error(f"{part!r} is no value" if part else "a value is missing")
+        numbers = None if named else _numbers(field, found)
+        if rest := part[found.end() :]:
+            raise field.error(f"{rest!r} cannot follow {found[0]!r}")
+        yield part, numbers
+
+
+def _numbers(field: _Field, found: re.Match[str]) -> range:
+    begin, end, stride = found.groups()
+    first, last = field.low, field.high
+    if begin is not None:
+        first = field.value(begin)
+        last = field.value(end) if end is not None else last if stride is not None else first
+    if field is _WEEKDAY and end is None:
+        last = max(first, min(last, 6))  # Sunday is in the week once
+    elif field is _WEEKDAY and end == "sun" and first > 0:
+        last = 7
+    if first > last:
+        raise field.error(f"{found[0]!r} runs backwards")
+    step = int(stride or 1)
+    if not 1 <= step <= field.high - field.low:
+        raise field.error(f"the step of {found[0]!r} is not 1 to {field.high - field.low}")
+    return range(first, last + 1, step)

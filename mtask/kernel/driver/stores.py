@@ -220,7 +220,7 @@ class SyncStore:
         self.client = client
         self.timeout = timeout
         self.codec = Codec()
-        #: The names of tasks that searches have found, for `mtask.search.names`.
+        #: The names of tasks that searches have found, for `mtask.search.walks`.
         self.names: set[str] = set()
         self.database = client.get_database(database, **_GUARANTEES)
         self.collections: dict[str, Collection[Document]] = {
@@ -311,7 +311,7 @@ class AsyncStore:
         self.client = client
         self.timeout = timeout
         self.codec = Codec()
-        #: The names of tasks that searches have found, for `mtask.search.names`.
+        #: The names of tasks that searches have found, for `mtask.search.walks`.
         self.names: set[str] = set()
         self._abandoned: set[asyncio.Task[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)

@@ -7,31 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.arguments.publish import OwnArguments, PublishManyArguments, WorkArguments
+from mtask.features.callbacks.rest import CallbackBody
 from mtask.features.gathering.client import CallArguments
-from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, Told
 from mtask.web.models.common import Body, Params, ProblemDocument, taking
-from mtask.web.schemas import Key, Name, Options, Tenant, says
-
-
-class CallbackBody(Body):
-    """Whom the end of a task is told to."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
-
-    url: Annotated[
-        str,
-        Field(max_length=MAX_URL),
-        says(
-            "An address that begins with https://, without user, password and fragment.",
-            pattern=r"^https?://[A-Za-z0-9.-]+(:[1-9][0-9]{0,3})?(/[!$-;=-Z_a-z~]*)?$",
-        ),
-    ]
-    on: Annotated[list[Told], says(minItems=1)] | None = Field(
-        default=None, description="The ends to tell; null: each."
-    )
-    secret: Annotated[str, says(pattern=SECRET_PATTERN)] | None = Field(
-        default=None, description="The name of the secret that signs; null: `default`."
-    )
+from mtask.web.schemas import Key, Name, Options, Tenant
 
 
 @taking(WorkArguments)

@@ -11,9 +11,8 @@ from starlette.requests import Request
 
 from mtask.errors import InvalidInput, shown
 from mtask.kernel.driver.extended_json import parse_strict
+from mtask.web.bodies import Hold, body_of, values_in
 from mtask.web.problems import BadRequest, UnsupportedMediaType
-from mtask.web.reading import Hold, body_of
-from mtask.web.sizes import values_in
 
 _TYPE = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 200

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,20 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from mtask.client import AsyncClient
 from mtask.errors import DatabaseError, MtaskError
-from mtask.features.audit_log import page as log
 from mtask.features.audit_log.client import acting_as
-from mtask.features.bulk import page as bulk
-from mtask.features.bulk.background import Bulks
-from mtask.features.controls import page as queues
 from mtask.features.events.hub import Hub
-from mtask.features.flows.surface import page as flows
-from mtask.features.schedules import page as schedules
+from mtask.parts import surfaces
 from mtask.web.access import ANYBODY, Caller
-from mtask.web.logins import Logins
-from mtask.web.page import rendering
+from mtask.web.bodies import PATIENCE
+from mtask.web.page import overview, rendering, task, tasks
 from mtask.web.page.forms import Form, form_of, query_of
 from mtask.web.page.reads import Reads
-from mtask.web.page.routes import live, overview, task, tasks, workers
 from mtask.web.page.sessions import Session, Sessions, cookie_in, set_cookie
 from mtask.web.page.views import Addresses, Parts, Visit, see, to_login
 from mtask.web.paths import path_in
@@ -43,10 +39,10 @@ from mtask.web.problems import (
     status_of,
     title_of,
 )
-from mtask.web.reading import PATIENCE
 from mtask.web.rooms import Rooms
-from mtask.web.routes.counts import Counts
 from mtask.web.settings import WebSettings
+from mtask.web.sharing import Counts
+from mtask.web.tokens import Logins
 
 logger = logging.getLogger("mtask.web")
 #: The longest form with a token, in bytes.
@@ -61,7 +57,7 @@ _FIRST = re.compile("[/:]")
 def all_addresses() -> Addresses:
     """Return the table of all addresses of the page but those of the login."""
     found = Addresses()
-    for views in (overview, tasks, bulk, task, flows, queues, workers, schedules, log, live):
+    for views in (overview, tasks, task, *surfaces.modules("page").values()):
         found |= views.addresses
     return found
 
@@ -75,13 +71,13 @@ class WebPage:
         settings: WebSettings,
         logins: Logins,
         hub: Hub,
-        bulks: Bulks,
+        services: Mapping[str, Any],
         counts: Counts,
         rooms: Rooms,
     ) -> None:
         self._settings, self._logins = settings, logins
         self._sessions = Sessions()
-        self._parts = Parts(client, settings, hub, bulks, Reads(client, counts), rooms, {})
+        self._parts = Parts(client, settings, hub, services, Reads(client, counts), rooms, {})
         self.addresses = all_addresses()
         self._paths = {path for _, path in self.addresses} | {_LOGIN, _LOGOUT}
 

@@ -16,8 +16,8 @@ from mtask.client.views import StatRow
 from mtask.doctor.explain import Inspected, limits_of
 from mtask.doctor.position import Position
 from mtask.errors import DatabaseUnavailable, TaskNotFound
-from mtask.features.controls.rules import Control
-from mtask.features.limits.explain import PermitUse
+from mtask.features.controls.client import Control
+from mtask.features.limits.doctor import PermitUse
 from mtask.kernel.document.identity import check_key, check_name, prefix_of, stored_key, task_id_of
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import WorkerDocument
@@ -25,8 +25,7 @@ from mtask.search.by_queue import QueueCounts
 from mtask.search.pages import TaskPage
 from mtask.search.partial import TaskFields
 from mtask.web.access import Caller, client_of
-from mtask.web.routes.counts import Counts
-from mtask.web.sharing import Shared
+from mtask.web.sharing import Counts, Shared
 
 T = TypeVar("T")
 #: The longest time that a view waits for the database, in seconds.

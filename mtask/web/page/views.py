@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mtask.client import AsyncClient
-from mtask.features.bulk.background import Bulks
 from mtask.features.events.hub import Hub
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.page import rendering
@@ -46,7 +45,7 @@ class Parts:
     client: AsyncClient
     settings: WebSettings
     hub: Hub
-    bulks: Bulks
+    services: Mapping[str, Any]  #: what features do beside requests, by feature
     reads: Reads
     rooms: Rooms
     pulses: dict[str | None, Pulse]

@@ -10,17 +10,14 @@ from fastapi import APIRouter, Depends, Request
 
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
-from mtask.features.callbacks.rules import check_callback
 from mtask.features.events.hub import Hub
 from mtask.kernel.document.options import check_option_names
-from mtask.kernel.document.parts import Callback
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route
 from mtask.web.models.common import ProblemDocument, instant
-from mtask.web.models.publishing import CallbackBody
 from mtask.web.problems import MEDIA_TYPE, Forbidden
 from mtask.web.rooms import Rooms
-from mtask.web.routes.counts import Counts
+from mtask.web.sharing import Counts
 
 
 # These are coroutines, because FastAPI calls plain functions in a thread: that would cost as much as the publish.
@@ -93,13 +90,6 @@ PROBLEM_MODEL = ProblemDocument
 def router(tag: str) -> APIRouter:
     """Return a router for the routes of one subject."""
     return APIRouter(route_class=Route, tags=[tag], responses=PROBLEMS, redirect_slashes=False)
-
-
-def checked_callback(body: CallbackBody | None, tenant: str | None) -> Callback | None:
-    """Return a callback; raise InvalidInput. Those of a tenant show its keys as it knows them, and have its secrets."""
-    if body is None:
-        return None
-    return Callback.model_validate(check_callback(body.model_dump(exclude_none=True), tenant))
 
 
 def given_instant(text: str | None, field: str) -> datetime | None:

@@ -14,9 +14,9 @@ from mtask.says import hints_of
 from mtask.web import views
 from mtask.web.bodies import about
 from mtask.web.models.common import EACH
-from mtask.web.models.tasks import TaskCount, TaskList
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, given_instant, router
+from mtask.web.routes.tasks import TaskCount, TaskList
 from mtask.web.schemas import FIELDS, INSTANT
 
 routes = router("tasks")

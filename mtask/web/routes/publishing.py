@@ -35,7 +35,6 @@ from mtask.web.routes.common import (
     TheCaller,
     TheClient,
     check_retention,
-    checked_callback,
     checked_options,
     router,
     tenant_of,
@@ -143,7 +142,7 @@ async def _publish(
 def _arguments(body: TaskBody, key: str, caller: Caller) -> Any:
     """Return the task of a body as keywords for the client, but for its name and its params."""
     options, tenant = checked_options(body.options), tenant_of(body.tenant, caller)
-    checked = {"key": key, "tenant": tenant, "callback": checked_callback(body.callback, tenant)}
+    checked = {"key": key, "tenant": tenant, "callback": body.callback and body.callback.checked(tenant)}
     return {**taken(body, TaskArguments), **checked, **options}
 
 

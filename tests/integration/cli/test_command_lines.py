@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mtask.demo.fleet import Fleet
+from mtask.demo.play import Fleet
 from tests.clients import with_options
 from tests.mongo import PATIENCE, eventually
 from tests.processes import kill_marked, marked

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mtask import Flow
-from mtask.features.flows import faults, finding
+from mtask.features.flows import doctor
 from mtask.features.flows import settle as settling
+from mtask.features.flows.read import orphans
 from mtask.kernel.driver.stores import SyncStore
 from tests.clients import claim, server_now, succeed
 from tests.explaining import examined_by
@@ -71,7 +72,7 @@ def test_a_waiting_step_whose_holder_was_removed(mtask: Commands, store: SyncSto
     assert (head[0], head[2]) == ("WARN", ["f"])
     assert "the retention of the other steps never begins" in head[1]
     assert "Any live worker decides on it within a minute" in mtask("doctor").out.replace("\n", " ")
-    store.run(settling.settle_all(store.run(settling.decide(store.run(finding.orphans()))).further))  # as workers do
+    store.run(settling.settle_all(store.run(settling.decide(store.run(orphans()))).further))  # as workers do
     with client_of(mtask) as client:
         assert client.flow("f").counts == {"CANCELED": 2}
 
@@ -110,7 +111,7 @@ def test_a_finding_that_has_passed_is_not_reported(store: SyncStore, monkeypatch
     """The holder ends, and releases the step, between the reads of the two: only a second search tells."""
     succeed(store, "work:f/a", claim(store, "work:f/a"))
     change(store, "a", unset={"owed_since": 1})
-    search = faults._with_ended_holder
+    search = doctor._find_ended_holders
     searched: list[object] = []
 
     def searching(among: Any, limit: int) -> Any:
@@ -120,8 +121,8 @@ def test_a_finding_that_has_passed_is_not_reported(store: SyncStore, monkeypatch
             store.run(settling.decide(["work:f/b"]))
         return rows
 
-    monkeypatch.setattr(faults, "_with_ended_holder", searching)
-    assert store.run(faults.with_ended_holder(20)) == []
+    monkeypatch.setattr(doctor, "_find_ended_holders", searching)
+    assert store.run(doctor.with_ended_holder(20)) == []
     assert len(searched) == 2
 
 
@@ -161,11 +162,11 @@ def test_plain_tasks_are_not_examined(mtask: Commands, store: SyncStore) -> None
         for number in range(50):
             client.publish("work", key=f"plain-{number}")
     for search in (
-        faults.without_holder(20),
-        faults.with_ended_holder(20),
-        faults.held_though_released(20),
-        faults.owed_for(timedelta(0), 20),
-        faults.headless(20),
+        doctor.without_holder(20),
+        doctor.with_ended_holder(20),
+        doctor.held_though_released(20),
+        doctor.owed_for(timedelta(0), 20),
+        doctor.headless(20),
     ):
         _, examined = examined_by(store, search)
         for each in examined:

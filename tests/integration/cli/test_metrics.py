@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mtask import Client
 from mtask.cli import worker
-from mtask.cli.root import app
+from mtask.cli.commands import app
 from mtask.cli.workers import serving as worker_start
 from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.features.metrics import operations as tallies

@@ -227,7 +227,7 @@ def test_an_action_whose_process_is_killed_is_in_the_log(mongo_uri: str, databas
         client.publish_many([TaskSpec("send", number, key=str(number)) for number in range(3)])
         code = (
             "import mtask, os, signal\n"
-            "from mtask.features.controls.purging import Purging\n"
+            "from mtask.features.controls.client import Purging\n"
             "def pause(self, took): os.kill(os.getpid(), signal.SIGKILL)\n"
             "Purging.pause = pause\n"
             f"mtask.Client({mongo_uri!r}, database={database_name!r}, actor='cleaner').purge(status='INIT')\n"

@@ -11,7 +11,7 @@ from mtask.database import setup
 from mtask.errors import InvalidInput
 from mtask.features.controls.rules import Limit
 from mtask.features.limits import operations as permits
-from mtask.features.limits.explain import PermitHolder, PermitWaiter
+from mtask.features.limits.doctor import PermitHolder, PermitWaiter
 from mtask.features.limits.operations import PermitPool, PermitRequest, Wanted
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import SyncStore

@@ -29,8 +29,8 @@ from mtask.features.schedules import client as scheduling
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations.publish import Published
 from mtask.search import counts as counting
+from mtask.search import due, walks
 from mtask.search import lists as listing
-from mtask.search import names, small
 from mtask.search.counts import Count
 from mtask.testing.bench import Bench
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
@@ -409,12 +409,12 @@ def test_next_task_of_a_task_named_like_a_tenant_is_not_the_tenants(mongo_uri: s
 def test_cursors_of_a_tenant_tell_nothing_of_others_in_a_database_of_many_names(
     client: Client, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any], sorted_as_a_whole: int
 ) -> None:
-    monkeypatch.setattr(small, "SORTED", sorted_as_a_whole)
+    monkeypatch.setattr(due, "SORTED", sorted_as_a_whole)
     monkeypatch.setattr(listing, "STEPS", (4, 6))
     own = [TaskSpec("mine", key=f"k{number}", tenant="acme", lookup={"who": 7}) for number in range(9)]
     others = [
         TaskSpec(f"secret-{number:02}", key=f"k{number}", tenant=(None, "umbra")[number % 2], lookup={"who": 7})
-        for number in range(names.MOST + 1)
+        for number in range(walks.MOST + 1)
     ]
     for each in range(9):
         client.publish_many([*others[each * 6 : each * 6 + 6], own[each]])

@@ -43,7 +43,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
 from mtask.local import find_mongod
-from mtask.local.ports import free_ports
+from mtask.local.ownership import free_ports
 from tests.integration import stores
 from tests.mongo import Client, eventually
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtask.doctor import ahead as positions
-from mtask.doctor.ahead import Ahead, Standing
+from mtask.doctor import position as positions
+from mtask.doctor.position import Ahead, Standing
 from mtask.kernel.document import rules
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import TaskStatus

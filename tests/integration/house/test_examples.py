@@ -23,7 +23,7 @@ from examples import app as first
 from examples import guild_queues, limits, middleware, progress, schedule, several_workers, transaction
 from examples.fastapi_service import client_of, service
 from mtask import AsyncClient, Client, RunStatus, TaskStatus
-from mtask.app.loader import load_app
+from mtask.app.app import load_app
 from mtask.testing import bench
 from tests.integration.house import examples_app
 from tests.mongo import PATIENCE, eventually

@@ -20,12 +20,12 @@ from pymongo.errors import OperationFailure
 
 import mtask.local
 from mtask.errors import InvalidOption, MongodFailed, MongodNotFound
-from mtask.local import LocalServer, Node, ReplicaSet, default_folder, find, find_mongod, ports, server
+from mtask.local import LocalServer, Node, ReplicaSet, default_folder, find_mongod, ownership, server
 from mtask.local import folder as folders
 from mtask.local._supervise import mongods_in
+from mtask.local.folder import Deadline
 from mtask.local.ownership import kill_mongods, serving_pid
-from mtask.local.replication import ask
-from mtask.local.waiting import Deadline
+from mtask.local.replica_set import ask
 from tests.mongo import PATIENCE, TEST_COMMANDS, Client, eventually, fail_command
 
 ROOT = Path(__file__).parents[3]
@@ -124,7 +124,7 @@ def test_bundled_mongod_is_found_without_importing_its_package(tmp_path: Path, m
 
 def test_no_mongod_at_all_says_how_to_get_one(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(find, "bundled_mongods", list)
+    monkeypatch.setattr(folders, "bundled_mongods", list)
     with pytest.raises(MongodNotFound) as caught:
         mtask.local.start(folder)
     assert "PATH" in str(caught.value)
@@ -165,7 +165,7 @@ def test_stop_leaves_no_process_and_keeps_data_and_port(folder: Path) -> None:
     assert mtask.local.stop(folder)
     assert mongods_in(folder) == []
     assert mtask.local.status(folder) is None
-    assert ports.is_free(started.port)
+    assert ownership.is_free(started.port)
     assert (folder / "data" / "mongod.lock").read_text() == ""  # emptied only by a stop in good order
     assert not mtask.local.stop(folder)
 
@@ -234,13 +234,13 @@ def test_port_taken_between_the_choice_and_the_start_is_replaced(folder: Path, m
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        choices = iter([[taken], ports.free_ports(1)])
+        choices = iter([[taken], ownership.free_ports(1)])
         monkeypatch.setattr(server, "free_ports", lambda count: next(choices))
         assert mtask.local.start(folder).port != taken
 
 
 def test_server_whose_starter_died_before_it_was_ready_is_adopted(folder: Path) -> None:
-    node = Node(find_mongod(), folder, ports.free_ports(1)[0], "mtask")
+    node = Node(find_mongod(), folder, ownership.free_ports(1)[0], "mtask")
     node.launch().wait(Deadline(timedelta(seconds=30)))  # no replica set yet, no state
     assert mtask.local.status(folder) is None
     started = mtask.local.start(folder)

@@ -10,10 +10,10 @@ import pytest
 
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
-from mtask.search import due, small
+from mtask.search import due
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.order import Order, Place, cursor_of, place_of
+from mtask.search.walks import Asked
 from tests.explaining import examined_by
 from tests.spread import NOW, document
 
@@ -38,7 +38,7 @@ def task(name: str, number: int, created: Any, status: TaskStatus) -> Document:
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all bounds as small as this database is, in comparison with one of millions of tasks."""
     monkeypatch.setattr(listing, "STEPS", (250, 250))
-    monkeypatch.setattr(small, "SORTED", 1_500)
+    monkeypatch.setattr(due, "SORTED", 1_500)
     monkeypatch.setattr(due, "TIED", 500)
 
 

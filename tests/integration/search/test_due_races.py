@@ -9,10 +9,10 @@ from bson.datetime_ms import DatetimeMS
 
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
-from mtask.search import due, names, small
+from mtask.search import due, walks
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.order import Order, Place, cursor_of, place_of
+from mtask.search.walks import Asked
 from tests.integration.search.test_due import task
 from tests.spread import NOW
 
@@ -106,8 +106,8 @@ def test_a_document_with_another_kind_of_id_does_not_end_a_list(store: SyncStore
 def test_a_cursor_of_a_tenant_tells_no_key_of_another_one(
     store: SyncStore, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    monkeypatch.setattr(names, "MOST", 1)
-    monkeypatch.setattr(small, "SORTED", 0)
+    monkeypatch.setattr(walks, "MOST", 1)
+    monkeypatch.setattr(due, "SORTED", 0)
     monkeypatch.setattr(listing, "STEPS", (10, 20))
     others = [task("n1", number, NOW, TaskStatus(status)) for number in range(60)]
     insert(store, *({**one, "_id": f"n1:victim:{number}", "tenant": "victim"} for number, one in enumerate(others)))

@@ -12,12 +12,12 @@ from bson.datetime_ms import DatetimeMS
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.statements import filters
-from mtask.search import by_queue, due, names, small
+from mtask.search import by_queue, due, walks
 from mtask.search import counts as counting
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.counts import Count
 from mtask.search.order import Order, Place
+from mtask.search.walks import Asked
 from tests.explaining import Examined, examined_by
 from tests.spread import NOW, QUEUES, TASKS, TIE, tasks_of_all_kinds
 
@@ -40,7 +40,7 @@ def store(module_store: SyncStore, everything: list[Document]) -> SyncStore:
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all bounds as small as this database is, in comparison with one of millions of tasks."""
     monkeypatch.setattr(listing, "STEPS", (400, 3_600))
-    monkeypatch.setattr(small, "SORTED", 1_000)
+    monkeypatch.setattr(due, "SORTED", 1_000)
     monkeypatch.setattr(due, "TIED", 200)
     monkeypatch.setattr(counting, "_DOCUMENTS", 3_000)
 
@@ -161,7 +161,7 @@ def test_an_open_list_of_a_prefix_goes_on_within_an_instant_of_many_tasks(
 ) -> None:
     # No instant is sorted as a whole, so each is walked by ids, most of which have another prefix.
     monkeypatch.setattr(listing, "STEPS", (200, 700))
-    monkeypatch.setattr(small, "SORTED", 0)
+    monkeypatch.setattr(due, "SORTED", 0)
     monkeypatch.setattr(due, "TIED", 0)
     asked = Asked({"key_prefix": prefix, "status": ["INIT", "RUNNING"]})
     read = pages(store, asked, 40)
@@ -315,7 +315,7 @@ def test_any_length_of_steps_gives_the_same_list(
 
 
 def test_a_cursor_of_a_tenant_names_no_key_of_another_one(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "MOST", 1)  # so that the tenant's tasks are looked for among all tasks
+    monkeypatch.setattr(walks, "MOST", 1)  # so that the tenant's tasks are looked for among all tasks
     monkeypatch.setattr(listing, "STEPS", (7, 40))
     for status in (None, "FAIL", "INIT"):
         asked = Asked({"key_prefix": "rare:", "status": status})

@@ -9,8 +9,8 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 
 from mtask.kernel.driver.stores import SyncStore
-from mtask.search import names
-from mtask.search.names import names_of_tasks
+from mtask.search import walks
+from mtask.search.walks import names_of_tasks
 from tests.explaining import examined_by
 
 #: Names that are beginnings of each other, or sort around the colon.
@@ -76,7 +76,7 @@ def test_an_id_that_is_no_utf_8_ends_the_search(store: SyncStore, malformed: str
 
 
 def test_too_many_names_are_not_remembered(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "MOST", 4)
+    monkeypatch.setattr(walks, "MOST", 4)
     insert(store, *(f"{one}:1" for one in NAMES))
     assert store.run(names_of_tasks()) is None
     store.tasks.delete_many({"_id": {"$nin": ["b:1", "n1:1"]}})

@@ -16,10 +16,8 @@ from pymongo import AsyncMongoClient
 from mtask import AsyncClient, Encryption
 from mtask.features.events.hub import Hub
 from mtask.web.access import Caller, Role
-from mtask.web.app import build
-from mtask.web.connections import Connections, config_of
-from mtask.web.gate import Gate
-from mtask.web.server import listen
+from mtask.web.gate import Connections, Gate, config_of
+from mtask.web.server import build, listen
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Token, Tokens, digest_of
 

@@ -12,11 +12,11 @@ import pytest
 
 from mtask import Client, Flow
 from mtask.kernel.driver.stores import SyncStore
-from mtask.search import by_queue, small
+from mtask.search import by_queue, due
 from mtask.search import counts as counting
 from mtask.search import lists as listing
+from mtask.web import sharing
 from mtask.web.page.page import all_addresses
-from mtask.web.routes import counts
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, with_server
 from tests.spread import tasks_of_all_kinds
@@ -87,11 +87,11 @@ def _copied(step: Mapping[str, Any], key: str) -> Document:
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", STEPS)
-    monkeypatch.setattr(small, "SORTED", SORTED)
+    monkeypatch.setattr(due, "SORTED", SORTED)
     monkeypatch.setattr(counting, "_DOCUMENTS", DOCUMENTS)
-    for module in (counting, by_queue, counts):
+    for module in (counting, by_queue, sharing):
         monkeypatch.setattr(module, "MOST", MOST)
-    monkeypatch.setattr(counts, "STATISTICS", MOST)
+    monkeypatch.setattr(sharing, "STATISTICS", MOST)
 
 
 class Profile:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtask.features.bulk import operations as bulk
-from mtask.features.bulk.bodies import BulkList, BulkPlanned, BulkState
+from mtask.features.bulk.rest import BulkList, BulkPlanned, BulkState
 from mtask.kernel.driver.stores import SyncStore
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from mtask.web import connections
+from mtask.web import gate
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, with_server
 from tests.mongo import PATIENCE, until
@@ -33,7 +33,7 @@ async def connected(server: Serving, sent: str = "") -> AsyncIterator[Streams]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_HEAD": 0.3, "_UNREAD": 0.3, "_SLOWEST": 10**9, "_LOOK": 0.05}.items():
-        monkeypatch.setattr(connections, name, value)
+        monkeypatch.setattr(gate, name, value)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -103,9 +103,9 @@ def test_connections_need_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> N
     limits: list[tuple[int, int]] = [(256, 256)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
-    assert connections.connections_within(4000) == 128
+    assert gate.connections_within(4000) == 128
     limits[:] = [(1024, 1_048_576)]
-    assert connections.connections_within(4000) == 4000
+    assert gate.connections_within(4000) == 4000
     assert limits[-1] == (4250, 1_048_576)
     limits[:] = [(1024, 4096)]
-    assert connections.connections_within(4000) == 3846
+    assert gate.connections_within(4000) == 3846

@@ -8,8 +8,8 @@ from datetime import timedelta
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtask.kernel.driver.stores import SyncStore
-from mtask.web.rates import Rates
 from mtask.web.settings import WebSettings
+from mtask.web.tokens import Rates
 from tests.clients import claim, fail
 from tests.integration.web.serving import Serving, with_server
 from tests.integration.web.test_events import following

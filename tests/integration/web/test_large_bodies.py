@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from mtask.web import reading
+from mtask.web import bodies as reading
 from mtask.web.settings import WebSettings
 from tests.integration.web.serving import Serving, with_server
 from tests.mongo import until

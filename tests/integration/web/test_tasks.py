@@ -14,7 +14,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.web.models.publishing import PublishedBatch, PublishedTask
-from mtask.web.models.tasks import TaskDocument, TaskList
+from mtask.web.routes.tasks import TaskDocument, TaskList
 from mtask.web.settings import WebSettings
 from tests.clients import claim, fail, succeed
 from tests.integration.web.serving import Serving, with_server

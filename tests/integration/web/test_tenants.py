@@ -15,7 +15,7 @@ from mtask.features.limits import operations as permits
 from mtask.features.limits.operations import PermitPool, PermitRequest, Wanted
 from mtask.kernel.driver.stores import SyncStore
 from mtask.web.access import Caller, Role
-from mtask.web.page.routes.tasks import _ids, shown_token
+from mtask.web.page.tasks import _ids, shown_token
 from tests.clients import claim, fail, server_now
 from tests.integration.stores import register
 from tests.integration.web.serving import Serving, with_server

@@ -18,7 +18,7 @@ from pymongo.write_concern import WriteConcern
 
 from mtask import App, Context, TaskSpec
 from mtask.local import ReplicaSet
-from mtask.local.replication import ask, is_member_ready
+from mtask.local.replica_set import ask, is_member_ready
 from tests.faults import breaks
 from tests.faults.breaks import Break
 from tests.integration.worker_harness import Bench, working

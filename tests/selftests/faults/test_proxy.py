@@ -21,7 +21,7 @@ from pymongo.errors import AutoReconnect, NetworkTimeout, PyMongoError
 from mtask import App, Context
 from mtask.local import ReplicaSet
 from mtask.local.node import Node
-from mtask.local.replication import direct_client
+from mtask.local.replica_set import direct_client
 from tests.faults import wire
 from tests.faults.links import Direction, Link
 from tests.faults.network import ReplicaSetProxy

@@ -10,10 +10,10 @@ import typer
 from mtask import Client
 from mtask.arguments.criteria import CountCriteria, PageCriteria, TaskCriteria, checked
 from mtask.arguments.publish import PublishArguments, TaskSpec, published_by
-from mtask.cli.root import app
+from mtask.cli.commands import app
 from mtask.cli.values import flag_of
 from mtask.errors import UnknownOption
-from mtask.features.bulk.bodies import BulkFilter
+from mtask.features.bulk.rest import BulkFilter
 from mtask.kernel.document.options import OPTION_NAMES
 from mtask.says import hints_of
 from mtask.web.models.publishing import PutTask

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from mtask.cli import completing, words
-from mtask.cli.commands import Commands
+from mtask.cli import words
+from mtask.cli.commands import Commands, app
 from mtask.cli.main import COMPLETE, run
-from mtask.cli.root import app
 from tools.generate_words import generated
 
 #: Lines that the table answers alone: the last word is completed.
@@ -76,11 +75,11 @@ def test_the_answer_of_the_table_is_that_of_typer(
     line: str, shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {COMPLETE: f"complete_{shell}", **environment(shell, line)}
-    made = completing.answer(given, given[COMPLETE])
+    made = words.answer(given, given[COMPLETE])
     assert made is not None
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(completing, "answer", lambda *_: None)
+    monkeypatch.setattr(words, "answer", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["mtask"])
     with pytest.raises(SystemExit) as ended:
         run()
@@ -92,12 +91,12 @@ def test_the_answer_of_the_table_is_that_of_typer(
 @pytest.mark.parametrize("line", LEFT)
 def test_what_the_table_cannot_tell_is_left_to_typer(line: str) -> None:
     given = environment("bash", line)
-    assert completing.answer(given, "complete_bash") is None
+    assert words.answer(given, "complete_bash") is None
 
 
 @pytest.mark.parametrize("question", ["source_bash", "complete_powershell", "complete_", "x"])
 def test_other_questions_are_left_to_typer(question: str) -> None:
-    assert completing.answer(environment("bash", "mtask p"), question) is None
+    assert words.answer(environment("bash", "mtask p"), question) is None
 
 
 @pytest.mark.parametrize(("line", "code"), [("mtask p", 0), ("mtask zzz", 1)])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import typer
 
+from mtask.cli.commands import app
 from mtask.cli.failures import EXIT_CODES
 from mtask.cli.main import run
-from mtask.cli.root import app
 from mtask.cli.values import flag_of
 from mtask.kernel.document.options import OPTION_NAMES
 

@@ -10,10 +10,8 @@ import pytest
 from mtask import AsyncClient, Client
 from mtask.client.connection_aio import AsyncConnection
 from mtask.client.connection_sync import SyncConnection
-from mtask.features.events.completed_aio import AsyncCompleted
-from mtask.features.events.completed_sync import Completed
-from mtask.features.events.events_aio import AsyncEvents
-from mtask.features.events.events_sync import Events
+from mtask.features.events.events_aio import AsyncCompleted, AsyncEvents
+from mtask.features.events.events_sync import Completed, Events
 from mtask.features.events.following import AsyncReader, SyncReader
 from mtask.features.events.readers import AsyncCursor, SyncCursor
 from tools.generate_sync import NAMES, ROOT, SOURCES, CannotGenerate, generated

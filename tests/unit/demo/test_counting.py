@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mtask.demo import counting
-from mtask.demo.counting import Totals, count_file, differences
+from mtask.demo import app
+from mtask.demo.app import Totals, count_file, differences
 
 SOURCE = '''
 # a comment names nothing
@@ -70,22 +70,22 @@ def test_a_file_longer_than_a_block_is_counted_as_in_one_piece(
     content = "".join(f"line {number} of the_text\n" for number in range(200)) + "x" * 100 + "\nlast"
     path = written(tmp_path, name, content)
     whole = count_file(path)
-    monkeypatch.setattr(counting, "BLOCK_BYTES", 256)
-    monkeypatch.setattr(counting, "SOURCE_BYTES", 256)
+    monkeypatch.setattr(app, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(app, "SOURCE_BYTES", 256)
     assert count_file(path) == whole | {"kind": "text"}
 
 
 def test_only_the_most_frequent_names_are_kept(tmp_path: Path) -> None:
-    words = [f"word{number} " * (100 - number) for number in range(counting.MOST_FREQUENT + 5)]
+    words = [f"word{number} " * (100 - number) for number in range(app.MOST_FREQUENT + 5)]
     identifiers = count_file(written(tmp_path, "words.txt", "\n".join(words)))["identifiers"]
-    assert list(identifiers.items()) == [(f"word{n}", 100 - n) for n in range(counting.MOST_FREQUENT)]
+    assert list(identifiers.items()) == [(f"word{n}", 100 - n) for n in range(app.MOST_FREQUENT)]
 
 
 def test_lines_and_words_are_those_of_wc(tmp_path: Path) -> None:
     wc = shutil.which("wc")
     if wc is None:
         pytest.skip("there is no wc here")
-    path = Path(counting.__file__)
+    path = Path(app.__file__)
     said = subprocess.run([wc, "-lwc", str(path)], capture_output=True, text=True, check=True).stdout.split()
     counted = count_file(path)
     assert [str(counted[name]) for name in ("lines", "words", "bytes")] == said[:3]

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from mtask.demo.display import Lines, Picture, abridged, kill_line
-from mtask.demo.scene import WORKING, Kill, Scene, WorkerRow
-from mtask.demo.watch import Look, Rescue
+from mtask.demo.watch import WORKING, Kill, Look, Rescue, Scene, WorkerRow
 
 KILLED = datetime(2030, 1, 1, 12, 0, 0, 123000, tzinfo=UTC)
 

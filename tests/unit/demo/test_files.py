@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtask.demo.files import default_folder, find_files, key_of
+from mtask.demo.app import default_folder, find_files, key_of
 from mtask.errors import InvalidInput
 from mtask.kernel.document.identity import check_key
 

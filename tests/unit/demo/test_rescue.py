@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtask import Task, TaskOption
-from mtask.demo.summary import rate_of
+from mtask.demo.display import rate_of
 from mtask.demo.watch import Look, outcome_of, rescue_of
 
 KILLED = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)

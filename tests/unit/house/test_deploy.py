@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from mtask.cli import health
-from mtask.cli.root import app as mtask_app
+from mtask.cli.commands import app as mtask_app
 from mtask.cli.worker import cli as worker_app
 from mtask.health import MAX_AGE
 from mtask.kernel.worker.process.health import INTERVAL

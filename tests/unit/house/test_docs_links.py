@@ -14,7 +14,7 @@ import pytest
 import mtask
 from mtask import errors
 from mtask.features.callbacks.rules import DELIVERY, DELIVERY_QUEUE
-from mtask.features.metrics import task_counts as counts
+from mtask.features.metrics import operations as counts
 from mtask.kernel.document import rules
 from mtask.kernel.statements import rules as twins
 from tools.site_fences import faults_of

@@ -26,7 +26,7 @@ _INSIDE = (
     "local/",
     "features/encryption/vault.py",
     "features/events/readers.py",
-    "demo/survey.py",
+    "demo/database.py",
 )
 _DRIVER = (AsyncMongoClient, AsyncDatabase, AsyncCollection, AsyncCursor, AsyncChangeStream, AsyncClientSession)
 #: Words of the driver that mean something else in this house as well.
@@ -50,10 +50,9 @@ _ALLOWED = {
     ("testing/bench.py", "self.client.find"): "our own client's",
     ("features/events/rest.py", "stack.aclose"): "an AsyncExitStack's",
     ("features/events/rest.py", "reading.aclose"): "an AsyncExitStack's",
-    ("web/sizes.py", "body.find"): "that of bytes",
+    ("web/bodies.py", "body.find"): "that of bytes",
     ("search/due.py", "walk.find"): _A_WALK,
     ("search/due.py", "along.find"): _A_WALK,
-    ("search/small.py", "walk.find"): _A_WALK,
     ("search/walks.py", "walk.find"): _A_WALK,
     ("demo/watch.py", "self._client.find"): "our own client's",
     ("demo/play.py", "self._fleet.find"): "a worker process of the demo",

@@ -16,7 +16,7 @@ from mtask.kernel.operations.relays import Relay
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.running.call import Execution
-from mtask.parts import worker
+from mtask.parts import surfaces, worker
 from mtask.parts.relays import RELAYS
 
 FEATURES = Path(worker.__file__).parents[1] / "features"
@@ -100,6 +100,25 @@ def test_what_no_part_overrides_is_empty() -> None:
     assert not hooks.skips({"sealed": "queue:mail"})
     alone = Told("a", [])
     assert worker.collected([Part(), alone]).skips == alone.skips
+
+
+#: What surfaces collect of the modules of features, by their names.
+_SIDES = {"cli": "register", "rest": "routes", "page": "addresses", "doctor": "CHECKS"}
+
+
+def test_each_side_of_a_feature_for_users_is_listed() -> None:
+    listed = {
+        (name, side)
+        for name, surface in surfaces.FEATURES.items()
+        for side in (*surface.sides.split(), *(["cli"] if surface.commands else []))
+    }
+    found = {
+        (module.__name__.split(".")[2], side)
+        for side, collected in _SIDES.items()
+        for module in modules(side)
+        if hasattr(module, collected)
+    }
+    assert found == listed
 
 
 def test_each_feature_says_where_to_begin() -> None:

@@ -25,20 +25,18 @@ import mtask.otel
 import mtask.testing
 from mtask.app.context import Transaction
 from mtask.app.middleware import FinishCall, RunCall
-from mtask.features.events.completed_aio import AsyncCompleted
-from mtask.features.events.completed_sync import Completed
-from mtask.features.events.events_aio import AsyncEvents
-from mtask.features.events.events_sync import Events
+from mtask.features.events.events_aio import AsyncCompleted, AsyncEvents
+from mtask.features.events.events_sync import Completed, Events
 from mtask.features.events.task_events import EventKind, TaskEvent
 from mtask.features.flows.handler import Adding, Results
-from mtask.features.limits.explain import PermitHolder, PermitUse, PermitWaiter
+from mtask.features.limits.doctor import PermitHolder, PermitUse, PermitWaiter
 from mtask.features.logs.rules import LogLine, RunLog
 from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetrics
 from mtask.features.schedules.client import ScheduleArguments
 from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.options import TaskOptions
 from mtask.says import Says
-from mtask.search.reasons import Reason
+from mtask.search.findings import Reason
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 REMEDY = "if this is meant, run `python -m tests.unit.house.test_public_api` and read the diff of the file"

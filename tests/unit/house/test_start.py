@@ -47,8 +47,8 @@ _DRIVERS = {"asyncio", "bson", "mtask.app", "mtask.client", "mtask.kernel", "pyd
 #: The starts, with the modules that they must not import: each stands for all that it brings.
 STARTS = {
     "import mtask": (f"import mtask\n{_MODULES}", {*_DRIVERS, "contextlib", "re", "typing"}),
-    "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.root", "pathlib", "rich", "typer", "typing"}),
-    "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.root", "rich", "typer"}),
+    "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.commands", "pathlib", "rich", "typer", "typing"}),
+    "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.commands", "rich", "typer"}),
     "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.kernel", "pymongo"}),
     "mtask-worker --version": (
         _WORKER_VERSION,
@@ -75,7 +75,7 @@ STARTS = {
             "mtask.features.flows.requests",
             "mtask.doctor.checks",
             "mtask.doctor.explain",
-            "mtask.features.events.completed_sync",
+            "mtask.features.events.events_sync",
             "mtask.features.encryption.cipher",
             "mtask.features.flows.settle",
             "mtask.kernel.worker",
@@ -88,7 +88,7 @@ STARTS = {
         {
             "apscheduler",
             "mtask.app.app",
-            "mtask.features.flows.surface.cli",
+            "mtask.features.flows.cli",
             "mtask.cli.tasks.publish",
             "mtask.client.aio",
             "mtask.demo.play",

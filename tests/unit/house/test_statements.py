@@ -31,7 +31,14 @@ REMEDY = (
 )
 _CASES = (tasks, publishing, flows, lists, others)
 #: Operations without a case: each only sends what another one makes.
-_WITHOUT = frozenset({"by_index"})
+_WITHOUT = frozenset(
+    {
+        "mtask.kernel.operations.change.by_index",
+        "mtask.doctor.position.find",
+        "mtask.features.gathering.doctor.gathered",
+        "mtask.features.metrics.client.read",
+    }
+)
 
 
 def described(indent: int | None = None) -> dict[str, str]:
@@ -87,7 +94,8 @@ def _operations() -> Iterator[Callable[..., object]]:
     for module in sorted(modules, key=lambda one: one.__name__):
         for name, made in vars(module).items():
             is_own = inspect.isgeneratorfunction(made) and made.__module__ == module.__name__
-            if is_own and _is_operation(made) and not name.startswith("_") and name not in _WITHOUT:
+            is_left_out = name.startswith("_") or f"{module.__name__}.{name}" in _WITHOUT
+            if is_own and _is_operation(made) and not is_left_out:
                 yield made
 
 

@@ -9,12 +9,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from mtask.errors import InvalidInput
-from mtask.features.bulk.bodies import BulkBody
+from mtask.features.bulk.rest import BulkBody
+from mtask.features.controls.rest import LimitBody
 from mtask.features.schedules.rest import PutSchedule
 from mtask.kernel.document.options import OPTION_NAMES, build_option
 from mtask.search.partial import check_fields
 from mtask.web import schemas
-from mtask.web.models.operating import LimitBody
 
 
 @pytest.mark.parametrize(

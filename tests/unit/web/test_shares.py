@@ -8,13 +8,12 @@ from contextlib import ExitStack
 import pytest
 
 from mtask.web.access import Caller, Role
-from mtask.web.logins import Logins
 from mtask.web.page import sessions
 from mtask.web.page.sessions import Sessions
 from mtask.web.problems import Busy, TooManyRequests
+from mtask.web.rooms import Shares
 from mtask.web.settings import WebSettings
-from mtask.web.shares import Shares
-from mtask.web.tokens import Token, Tokens, digest_of
+from mtask.web.tokens import Logins, Token, Tokens, digest_of
 
 
 def caller(name: str, tenant: str | None = None) -> Caller:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.web import sizes
+from mtask.web import bodies
 from mtask.web.problems import BodyTooLarge
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.text('ab",[{\\é\n')
@@ -26,11 +26,11 @@ def test_the_count_is_at_least_the_number_of_values_and_texts_add_nothing(value:
     body = json.dumps(value, ensure_ascii=escaped).encode()
     emptied = json.dumps(_without_texts(value)).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "_STEP", step)
-        patch.setattr(sizes, "_ESCAPES", 10**9)
-        found = sizes.values_in(body, count(value))
+        patch.setattr(bodies, "_STEP", step)
+        patch.setattr(bodies, "_ESCAPES", 10**9)
+        found = bodies.values_in(body, count(value))
     assert found >= count(value)
-    assert found <= sizes.values_in(emptied, 10**9)
+    assert found <= bodies.values_in(emptied, 10**9)
 
 
 def _without_texts(value: Any) -> Any:
@@ -42,26 +42,26 @@ def _without_texts(value: Any) -> Any:
 
 
 def test_a_text_full_of_commas_is_one_value() -> None:
-    assert sizes.values_in(b'"' + b",[{" * 300_000 + b'"', 10) == 1
-    assert sizes.values_in(b'["\\",,,\\\\", "\\\\\\",,"]', 2) == 3
+    assert bodies.values_in(b'"' + b",[{" * 300_000 + b'"', 10) == 1
+    assert bodies.values_in(b'["\\",,,\\\\", "\\\\\\",,"]', 2) == 3
 
 
 def test_too_many_values_are_told_without_a_look_at_all() -> None:
     with pytest.raises(BodyTooLarge, match="at most 100000 values"):
-        sizes.check_values(b"[" + b"[]," * 5_000_000 + b"[]]", 100_000)
-    assert sizes.values_in(b'["' + b'","' * 1_000_000 + b'"]', 1_000) < 2_000
+        bodies.check_values(b"[" + b"[]," * 5_000_000 + b"[]]", 100_000)
+    assert bodies.values_in(b'["' + b'","' * 1_000_000 + b'"]', 1_000) < 2_000
 
 
 def test_a_long_text_and_many_escapes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "_LONGEST", 100)
+    monkeypatch.setattr(bodies, "_LONGEST", 100)
     for short in (b"x" * 90, b'\\"' * 40, b"\\\\" * 40):
         body = b'["' + b'","'.join([short] * 9) + b'"]'
-        assert sizes.check_values(body, 200) >= 9
+        assert bodies.check_values(body, 200) >= 9
     for long in (b"x" * 120, b'\\"' * 60, b'x\\"' * 50):
         for body in (b'["' + long + b'"]', b'["' + b'","'.join([b"x"] * 30 + [long] + [b"x"] * 30) + b'"]'):
             with pytest.raises(BodyTooLarge, match="A text in the body"):
-                sizes.check_values(body, 1_000)
+                bodies.check_values(body, 1_000)
     escaped = b'["' + b'","'.join([b"\\n" * 40] * 50) + b'"]'
     with pytest.raises(BodyTooLarge, match="8 escapes"):
-        sizes.check_values(escaped, 200)
-    assert sizes.check_values(escaped, 301) == 301
+        bodies.check_values(escaped, 200)
+    assert bodies.check_values(escaped, 301) == 301

@@ -13,7 +13,7 @@ from pymongo.errors import WriteError
 from mtask import Client, Flow, RunStatus, TaskSpec
 from mtask.errors import DatabaseUnavailable, InvalidInput, TaskRunning
 from mtask.features.callbacks import operations as callbacks
-from mtask.features.controls import purging
+from mtask.features.controls import client as purging
 from mtask.features.flows import retention as flow_retention
 from mtask.features.flows import settle as settling
 from mtask.kernel.document.parts import MAX_OWED

@@ -10,7 +10,7 @@ import pytest
 
 from mtask import App
 from mtask.features.callbacks.allowed import CallbackOptions, Secret, read_options
-from mtask.features.callbacks.seats import Seats
+from mtask.features.callbacks.sending import Seats
 from mtask.features.callbacks.signatures import read_secret
 from mtask.testing import CallbackReceiver
 from tests.integration.worker_harness import working

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mtask.errors import DatabaseError, InvalidFlow, LeaseLost, RunCanceled, StepExists
-from mtask.features.flows import children, finding
 from mtask.features.flows import publish as room
+from mtask.features.flows import read
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import MAX_STEPS
@@ -55,7 +55,7 @@ def child(step: str, parent: str, *above: str, **flow: Any) -> OwedTask:
 
 
 def adding(parent: str, run_id: str, *added: OwedTask, is_valid: Callable[[], bool] = lambda: True) -> Any:
-    return children.add(f"task:f/{parent}", run_id, added, is_valid)
+    return room.add(f"task:f/{parent}", run_id, added, is_valid)
 
 
 def add(store: SyncStore, parent: str, run_id: str, *steps: str) -> list[str]:
@@ -291,7 +291,7 @@ def test_many_parents_that_add_children_at_once_exceed_no_flow(
     def add(number: int) -> None:
         added = [child(f"c{number}-{each}", f"p{number}") for each in range(5)]
         try:
-            store.run(children.make_room("f", f"task:f/p{number}", added))
+            store.run(room.make_room("f", f"task:f/p{number}", added))
         except InvalidFlow:
             refused.append(f"p{number}")
 
@@ -307,7 +307,7 @@ def test_many_parents_that_add_children_at_once_exceed_no_flow(
 def test_children_are_added_in_batches_that_fit_into_their_parent() -> None:
     def sizes(count: int, size: int) -> Sequence[int]:
         made = [OwedTask({"_id": f"task:f/{number}", "params": "x" * size}) for number in range(count)]
-        return [len(batch) for batch in children.in_batches(made)]
+        return [len(batch) for batch in room.in_batches(made)]
 
     assert sizes(1200, 1) == [500, 500, 200]
     assert sizes(5, 300_000) == [3, 2]
@@ -323,19 +323,19 @@ def test_results_are_those_of_dependencies_and_descendants_that_succeeded(store:
     end(store, "e")
     end(store, "bad", fails=True)
     after = ["task:f/e", "task:f/bad", "task:f/gone", "task:f/d"]
-    rows = store.run(children.results(after))
+    rows = store.run(room.results(after))
     assert rows == [
         {"_id": "task:f/e", "step": "e", "queues": ["default"], "returns": None},
         {"_id": "task:f/d", "step": "d", "queues": ["default"], "returns": {"n": 1}},
     ]
-    assert store.run(children.parents(after)) == ["task:f/d"]
-    assert store.run(children.descendants(["task:f/d"])) == ["task:f/c"]
+    assert store.run(room.parents(after)) == ["task:f/d"]
+    assert store.run(room.descendants(["task:f/d"])) == ["task:f/c"]
 
 
 def test_endless_changes_of_the_parent_are_an_error(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, {"d": []})
     run_id = claim(store, "task:f/d")
-    monkeypatch.setattr(children, "_ROUNDS", 0)
+    monkeypatch.setattr(room, "_ROUNDS", 0)
     with pytest.raises(DatabaseError, match="changed all the time"):
         add(store, "d", run_id, "c")
 
@@ -349,4 +349,4 @@ def test_recovery_publishes_what_many_parents_owe(store: SyncStore) -> None:
     recover(store)
     assert there(store) == {f"{kind}{number}" for kind in "cd" for number in range(5)}
     assert owed(store) == set()
-    assert store.run(finding.is_any())
+    assert store.run(read.is_any())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mtask import Client, Flow
-from mtask.features.flows import finding
+from mtask.features.flows import read
 from mtask.features.flows import settle as settling
 from mtask.features.flows import worker as flow_janitor
 from mtask.features.flows.worker import FlowPart
@@ -133,7 +133,7 @@ def test_orphans_that_cannot_be_decided_do_not_hold_up_the_end_of_flows(
     def refusing(limit: int = 0) -> Any:
         raise AttributeError("nobody foresaw this")
 
-    monkeypatch.setattr(finding, "orphans", refusing)
+    monkeypatch.setattr(read, "orphans", refusing)
     publish_ended(mongo_uri, store, "f")
     store.run(settling.settle_all(["work:f/a"]))
     succeed(store, "work:f/p", claim(store, "work:f/p"))

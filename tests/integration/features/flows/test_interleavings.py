@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mtask.errors import RunError, TaskNotFinished
-from mtask.features.flows import children, finding
 from mtask.features.flows import publish as publishing
+from mtask.features.flows import read
 from mtask.features.flows import settle as settling
 from mtask.features.flows.publish import NewFlow, NewStep
 from mtask.kernel.document.options import TaskOption
@@ -80,7 +80,7 @@ class World:
         flow = claimed[0]["flow"]
         if len(flow.get("ancestors", ())) < 2 and self.random.random() < self.children:
             added = [owed(flow, task_id, f"{flow['step']}-{n}") for n in range(self.random.choice([1, 2]))]
-            yield from children.add(task_id, f"{token}-0", added, lambda: True)
+            yield from publishing.add(task_id, f"{token}-0", added, lambda: True)
         if fails:
             outcome = Outcome(task_id, f"{token}-0", RunStatus.FAIL, reason="no luck")
         else:
@@ -144,7 +144,7 @@ class World:
         """Do what scans and workers do, until nothing is left to do."""
         for _ in range(100):
             self.lapse()
-            owed = self.store.run(finding.owed(timedelta(0)))
+            owed = self.store.run(read.owed(timedelta(0)))
             self.store.run(settling.settle_all(owed))
             self.children = 0.0
             for task_id in (due := self.with_status("INIT")):

@@ -16,12 +16,11 @@ from pymongo.errors import WriteError
 
 from mtask.errors import InvalidParams, OperationFailed
 from mtask.features.flows import change as operating
-from mtask.features.flows import finding, retention
 from mtask.features.flows import publish as publishing
 from mtask.features.flows import read as looking
+from mtask.features.flows import retention
 from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
-from mtask.features.flows import steps as changing
 from mtask.features.flows.next import Next
 from mtask.features.flows.publish import NewFlow, NewStep
 from mtask.kernel.document.options import TaskOption
@@ -95,7 +94,7 @@ def settle(store: SyncStore, *steps: str) -> None:
 def recover(store: SyncStore) -> None:
     """Do what the scans of any worker do."""
     for _ in range(5):
-        task_ids = store.run(finding.owed(timedelta(0)))
+        task_ids = store.run(looking.owed(timedelta(0)))
         if not task_ids:
             return
         store.run(settling.settle_all(task_ids))
@@ -218,7 +217,7 @@ def test_fail_fast_cancels_the_open_tasks_but_those_that_run_after_failures(stor
 def test_a_removed_dependency_counts_as_canceled(store: SyncStore) -> None:
     publish(store, {"a": [], "b": ["a"], "c": ["b"]}, c="run")
     store.tasks.delete_one({"_id": _id("a")})
-    orphans = store.run(finding.orphans())
+    orphans = store.run(looking.orphans())
     assert orphans == [_id("b")]
     store.run(settling.settle_all(store.run(settling.decide(orphans)).further))
     assert statuses(store) == {"b": "CANCELED", "c": "INIT"}
@@ -816,7 +815,7 @@ def test_an_error_that_no_document_explains_is_raised_after_the_others_are_chang
     divided = {"$divide": [1, {"$cond": [{"$eq": ["$_id", _id("b")]}, 0, 1]}]}
     guard = {"_id": {"$in": [_id(name) for name in "abcd"]}}
     with pytest.raises(OperationFailed):
-        store.run(changing.change(guard, [{"$set": {"params": divided}}]))
+        store.run(settling.change(guard, [{"$set": {"params": divided}}]))
     changed = {one["flow"]["step"] for one in store.tasks.find({"params": 1})}
     assert (changed, status(store, "b")) == ({"a", "c", "d"}, "INIT")
 

@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 
 from mtask import App
-from mtask.features.limits.explain import PermitHolder, PermitUse, PermitWaiter
+from mtask.features.limits.doctor import PermitHolder, PermitUse, PermitWaiter
 from tests.integration.worker_harness import working
 from tests.mongo import Client as Mongo
 from tests.mongo import until

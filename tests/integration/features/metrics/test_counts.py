@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from mtask.features.metrics import fleet
+from mtask.features.metrics import client
 from mtask.features.metrics import operations as tallies
-from mtask.features.metrics import task_counts as counts
 from mtask.features.metrics.rules import COUNTS_ID
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
@@ -33,7 +32,7 @@ def keep_fresh(store: SyncStore) -> None:
 
 
 def counted(store: SyncStore) -> dict[str, int]:
-    found = store.run(counts.shared())
+    found = store.run(tallies.shared())
     assert found is not None
     return {queue.queue: queue.counts[TaskStatus.INIT].count for queue in found.queues}
 
@@ -68,7 +67,7 @@ def test_counts_are_shared_until_a_pause_is_over(store: SyncStore) -> None:
 
 
 def test_only_the_holder_of_the_lease_counts_and_others_take_what_is_there(store: SyncStore) -> None:
-    assert store.run(counts.shared()) is not None
+    assert store.run(tallies.shared()) is not None
     publish(store, "a")
     age(store)
     lease = {"holder": "another", "lease_expire_time": server_now(store) + DAY}
@@ -80,14 +79,14 @@ def test_only_the_holder_of_the_lease_counts_and_others_take_what_is_there(store
 
 def test_the_first_counts_of_all_are_made_by_one(store: SyncStore) -> None:
     publish(store, "a")
-    first = counts.shared()
+    first = tallies.shared()
     call = next(first)
     while True:  # up to the lease
         answer = store.run(_only(call))
         if call.method == "find_one_and_update":
             break
         call = first.send(answer)
-    assert store.run(counts.shared()) is None
+    assert store.run(tallies.shared()) is None
     assert fleet_queues(store) is None
     found = store.run(_rest(first, answer))
     assert found is not None
@@ -109,7 +108,7 @@ def _rest(operation: Any, answer: Any) -> Any:
 
 
 def fleet_queues(store: SyncStore) -> object:
-    return store.run(fleet.read()).counts
+    return store.run(client.read_fleet()).counts
 
 
 @pytest.mark.fresh_database  # nobody else sends commands to it
@@ -117,17 +116,17 @@ def test_twenty_scrapes_examine_tasks_for_one_count_and_none_within_its_time(sto
     for number in range(60):
         publish(store, str(number), queue=f"q{number % 3}")
     with profiled(store) as commands:
-        store.run(fleet.read())
+        store.run(client.read_fleet())
         keep_fresh(store)
         for _ in range(20):
-            assert store.run(fleet.read()).counts is not None
+            assert store.run(client.read_fleet()).counts is not None
     examined = sum(command.get("docsExamined", 0) for command in commands)
     once = [command for command in commands if "docsExamined" in command]
     assert examined == 3, "tasks are counted in indexes; the oldest due one of each queue is read"
     assert 0 < len(once) < 40
     with profiled(store) as commands:
         for _ in range(20):
-            store.run(fleet.read())
+            store.run(client.read_fleet())
     assert commands == []
 
 
@@ -140,7 +139,7 @@ def test_running_tasks_are_read_up_to_a_bound(store: SyncStore, monkeypatch: pyt
         publish(store, str(number))
     store.tasks.update_many({}, {"$set": {"task_state.status": "RUNNING"}})
     with profiled(store) as commands:
-        found = store.run(fleet.read()).counts
+        found = store.run(client.read_fleet()).counts
     assert found is not None
     assert str(found.queues[0].counts[TaskStatus.RUNNING]) == "6+"
     examined = [(command.get("command"), command.get("docsExamined", 0)) for command in commands]
@@ -166,9 +165,9 @@ def test_pairs_are_admitted_once_and_for_ever(store: SyncStore) -> None:
     record("c", "much later")
     age(store)
     assert shown(store) == {"late", "early", "other"}
-    assert len(store.run(counts.admitted())[0]) == MAX_PAIRS
-    assert Pair("much later", "n") not in store.run(counts.admitted())[0]
+    assert len(store.run(tallies.read_admitted())[0]) == MAX_PAIRS
+    assert Pair("much later", "n") not in store.run(tallies.read_admitted())[0]
 
 
 def shown(store: SyncStore) -> set[str]:
-    return {pair.queue for pair in store.run(fleet.read()).tally.pairs}
+    return {pair.queue for pair in store.run(client.read_fleet()).tally.pairs}

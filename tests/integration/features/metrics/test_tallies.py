@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from mtask.database import setup
-from mtask.features.metrics import fleet
+from mtask.features.metrics import client
 from mtask.features.metrics import operations as tallies
 from mtask.features.metrics.rules import COUNTS_ID, TOTALS_ID
 from mtask.kernel.document.status import WorkerStatus
@@ -48,7 +48,7 @@ def die(store: SyncStore, me: Registration) -> None:
 
 def run_cnt(store: SyncStore) -> int:
     """Return the runs that the whole collection tells of."""
-    return total(map(tally_of, fleet._not_folded(store.run(_all()), None))).run_cnt
+    return total(map(tally_of, client._not_folded(store.run(_all()), None))).run_cnt
 
 
 def _all() -> Operation[Any]:
@@ -140,7 +140,7 @@ def test_a_reader_that_reads_the_documents_at_different_times_counts_each_run_on
             read = [found for found in of_tallies.values() if found["_id"] != TOTALS_ID]
             read += [of_totals[TOTALS_ID]] if TOTALS_ID in of_totals else []
             now = None
-            assert total(map(tally_of, fleet._not_folded(read, now))).run_cnt == 17
+            assert total(map(tally_of, client._not_folded(read, now))).run_cnt == 17
 
 
 def test_of_two_folders_at_any_step_only_one_counts(store: SyncStore) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtask import Client, Flow, Next
-from mtask.features.flows import children
+from mtask.features.flows import publish
 from mtask.features.flows import settle as settling
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
@@ -105,7 +105,7 @@ def test_a_round_that_waits_goes_on_after_the_one_before(client: Client, store: 
     # Each next task gets what its own round returned.
     for key, returned in (("@work:k/next-1", "of 1"), ("@work:k/next-1-round-2", "of 2")):
         chain = document(store, f"store:{key}")["chain"]
-        [row] = store.run(children.result_of_run(chain["before"], chain["run_id"]))
+        [row] = store.run(publish.result_of_run(chain["before"], chain["run_id"]))
         assert row["returns"] == returned
 
 

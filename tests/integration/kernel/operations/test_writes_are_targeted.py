@@ -24,9 +24,9 @@ import mtask
 from mtask import App, Client, Context, Flow, TaskSpec
 from mtask.errors import MalformedTask, OperationFailed
 from mtask.features.flows import change as operating
-from mtask.features.flows import children, retention
+from mtask.features.flows import publish as adding
+from mtask.features.flows import retention
 from mtask.features.flows import settle as settling
-from mtask.features.flows import steps as changing
 from mtask.features.limits.operations import PermitPool
 from mtask.features.logs.options import LogOptions
 from mtask.features.metrics import operations as tallies
@@ -332,8 +332,8 @@ def flows(client: Client, store: SyncStore) -> None:
     part = {"key": "f", "step": "6", "after": [], "on_failed": "cancel", "ancestors": ["task:f/1"]}
     fixed = {name: child[name] for name in ("name", "queue", "params", "task_option")}
     added = OwedTask({**fixed, "_id": "task:f/6", "key": "f/6", "flow": part})
-    store.run(children.make_room("f", "task:f/1", [added]))
-    assert store.run(children.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True)) == ["task:f/6"]
+    store.run(adding.make_room("f", "task:f/1", [added]))
+    assert store.run(adding.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True)) == ["task:f/6"]
     client.cancel("task", "f/1")
     lapse(store, "f/1")
     store.run(claims.settle(["task:f/1"]))
@@ -352,7 +352,7 @@ def flows(client: Client, store: SyncStore) -> None:
     client.remove("task", "f/2")
     refused: Any = [{"$set": {"params": {"$divide": [1, 0]}}}]
     with pytest.raises(OperationFailed):
-        store.run(changing.change({"_id": {"$in": ["task:f/1"]}}, refused))
+        store.run(settling.change({"_id": {"$in": ["task:f/1"]}}, refused))
     ended(client, store)
 
 

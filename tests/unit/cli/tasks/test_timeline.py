@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from mtask.cli.tasks.timeline import Scale, timeline
+from mtask.cli.tasks.show import Scale, timeline
 from mtask.kernel.document.options import DEFAULT_OPTION
 from mtask.kernel.document.task import Task
 

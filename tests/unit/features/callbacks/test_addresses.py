@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtask.errors import InvalidInput
-from mtask.features.callbacks.addresses import check_networks, is_public, may_call, parsed
+from mtask.features.callbacks.allowed import check_networks, is_public, may_call, parsed
 
 PUBLIC = [
     "1.1.1.1",

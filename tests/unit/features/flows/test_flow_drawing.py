@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from mtask.features.flows.surface.drawing import draw
+from mtask.features.flows.cli import draw
 from mtask.features.flows.views import natural, state_of
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.features.flows.surface.graph import BOX_HEIGHT, BOX_WIDTH, MOST_STEPS, Graph, graph
+from mtask.features.flows.page import BOX_HEIGHT, BOX_WIDTH, MOST_STEPS, Graph, graph
 from mtask.features.flows.views import StepState, sorted_steps
 
 

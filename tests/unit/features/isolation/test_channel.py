@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from bson import Binary
 
-from mtask.features.isolation.channel import Channel
 from mtask.features.isolation.executor import Rate
-from mtask.features.isolation.messages import outcome_document, outcome_in
+from mtask.features.isolation.messages import Channel, outcome_document, outcome_in
 from mtask.features.isolation.processes import cause_of_death, resident_bytes
 from mtask.kernel.driver.bson import packed, unpacked
 from tests.mongo import until

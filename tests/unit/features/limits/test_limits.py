@@ -11,13 +11,12 @@ import pytest
 
 from mtask.doctor.explain import waits_for
 from mtask.features.controls.rules import Limit
-from mtask.features.limits import explain as limits
-from mtask.features.limits.doctor import unasked
-from mtask.features.limits.explain import Bound, limited_pools, name_of
+from mtask.features.limits import doctor as limits
+from mtask.features.limits.doctor import Bound, limited_pools, name_of, unasked
 from mtask.features.limits.operations import PermitPool
 from mtask.features.limits.usage import Held, Holder, Listed, PoolContent, Waiter
 from mtask.kernel.document.task import Task
-from mtask.search.reasons import Reason
+from mtask.search.findings import Reason
 from tests.unit.doctor.test_explain import NOW, after, control, task, worker
 
 POOL = PermitPool("default")

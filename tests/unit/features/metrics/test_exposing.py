@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mtask.errors import MtaskError
-from mtask.features.metrics import hosts, serving
 from mtask.features.metrics import prometheus as exposition
+from mtask.features.metrics import serving
 from mtask.features.metrics.client import FleetMetrics, QueueMetrics
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.worker.process.tally import Tally
@@ -75,7 +75,7 @@ def test_text_of_one_count_is_made_once_and_the_rest_anew() -> None:
     ],
 )
 def test_port_of_metrics_answers_to_names_that_no_other_site_can_have(header: str, is_own: bool) -> None:
-    assert hosts.is_own(header, ["metrics.example.org", "other.example.org:9465"]) is is_own
+    assert serving.is_own(header, ["metrics.example.org", "other.example.org:9465"]) is is_own
 
 
 def test_port_of_metrics_refuses_a_page_of_another_site() -> None:

@@ -11,12 +11,11 @@ from bson import Timestamp
 
 from mtask.errors import OperationFailed
 from mtask.features.flows import change as operating
-from mtask.features.flows import children, faults, finding, retention
+from mtask.features.flows import doctor, retention
 from mtask.features.flows import publish as publishing
 from mtask.features.flows import read as reading
 from mtask.features.flows import settle as settling
 from mtask.features.flows import statements as flows
-from mtask.features.flows import steps as changing
 from mtask.features.flows.publish import NewFlow, NewStep
 from mtask.features.flows.rules import Verdict
 from mtask.kernel.statements import outbox
@@ -72,14 +71,14 @@ def _publishes() -> dict[str, object]:
         "flow published": told(publishing.publish(NewFlow("flow", steps, fail_fast=True)), *made),
         "flow of one step published": told(publishing.publish(alone), *made),
         "flow that exists": told(publishing.publish(alone), [_step(FULL.task_id, "INIT", tenant="acme")]),
-        "flow children: room": told(children.make_room("flow", "task:k", [CHILD]), [], Written(1)),
+        "flow children: room": told(publishing.make_room("flow", "task:k", [CHILD]), [], Written(1)),
         "flow children added": told(
-            children.add("task:k", "token-0", [CHILD], lambda: True),
+            publishing.add("task:k", "token-0", [CHILD], lambda: True),
             [],
             {"owed_tasks": [{"_id": CHILD.task_id}], "owed_since": NOW},
         ),
         "flow children, if a change is to be settled": told(
-            children.add("task:k", "token-0", [CHILD], lambda: True),
+            publishing.add("task:k", "token-0", [CHILD], lambda: True),
             [],
             None,
             {"task_state": {"cancel_requested": False}},
@@ -87,11 +86,11 @@ def _publishes() -> dict[str, object]:
             {"owed_tasks": [], "owed_since": NOW},
             {0},
         ),
-        "flow children, lost lease": told(children.add("task:k", "token-0", [CHILD], lambda: True), [], None, None),
-        "flow descendants": told(children.descendants(TWO)),
-        "flow results": told(children.results(TWO)),
-        "flow result of a run": told(children.result_of_run("task:k", "token-0")),
-        "flow parents": told(children.parents(TWO)),
+        "flow children, lost lease": told(publishing.add("task:k", "token-0", [CHILD], lambda: True), [], None, None),
+        "flow descendants": told(publishing.descendants(TWO)),
+        "flow results": told(publishing.results(TWO)),
+        "flow result of a run": told(publishing.result_of_run("task:k", "token-0")),
+        "flow parents": told(publishing.parents(TWO)),
         "flow room": told(publishing.take("flow", 2), Written(), None, 7, set(), Written(1)),
         "flow room, counted anew": told(
             publishing.take("flow", 2), Written(), {"is_old": True, "task_cnt": 9_999}, 7, Written(1), Written(1)
@@ -203,7 +202,7 @@ def _settles() -> dict[str, object]:
         ),
         "flow settles all": told(settling.settle_all(TWO)),
         "flow change of tasks apart": told(
-            changing.change(flows.waiting({"task:k": None}), flows.disown()),
+            settling.change(flows.waiting({"task:k": None}), flows.disown()),
             OperationFailed("malformed", 2),
             OperationFailed("malformed", 2),
             {"_id": "task:k"},
@@ -221,15 +220,15 @@ def _reads() -> dict[str, object]:
         "flow, for whom a step waits": told(
             reading.waits("other:l", 3), _step("other:l", "WAITING", {"after": TWO, "held_by": "task:k"})
         ),
-        "flow: any": told(finding.is_any()),
-        "flow owed": told(finding.owed(_SECOND)),
-        "flow owed besides": told(finding.owed(_SECOND, 10, TWO)),
-        "flow orphans": told(finding.orphans(), [{"_id": "task:gone"}]),
-        "flow without holder": told(faults.without_holder(10)),
-        "flow with an ended holder": told(faults.with_ended_holder(10), [{"_id": "other:l"}]),
-        "flow held though released": told(faults.held_though_released(10)),
-        "flow owed for long": told(faults.owed_for(_SECOND, 10)),
-        "flow without head": told(faults.headless(10)),
+        "flow: any": told(reading.is_any()),
+        "flow owed": told(reading.owed(_SECOND)),
+        "flow owed besides": told(reading.owed(_SECOND, 10, TWO)),
+        "flow orphans": told(reading.orphans(), [{"_id": "task:gone"}]),
+        "flow without holder": told(doctor.without_holder(10)),
+        "flow with an ended holder": told(doctor.with_ended_holder(10), [{"_id": "other:l"}]),
+        "flow held though released": told(doctor.held_though_released(10)),
+        "flow owed for long": told(doctor.owed_for(_SECOND, 10)),
+        "flow without head": told(doctor.headless(10)),
     }
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from mtask.doctor import operations as diagnosis
 from mtask.errors import AccessDenied
-from mtask.features.metrics import fleet
+from mtask.features.gathering import doctor as gathered
+from mtask.features.metrics import client
 from mtask.features.metrics import operations as tallies
-from mtask.features.metrics import task_counts as counts
 from mtask.kernel.worker.process.tally import Tally
 from mtask.search import by_queue
 from mtask.search import counts as counting
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
 from mtask.search.order import Order, Place
+from mtask.search.walks import Asked
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import LATER, Document, stored
 
@@ -122,11 +122,11 @@ def _metrics() -> dict[str, object]:
     known = {"count_time": NOW, "queues": [], "admitted": [["mail", "task"]], "is_fresh": False}
     dead: Document = {"_id": "dead", "incarnation": "i", "kind": "worker", "folded": ["dead"]}
     return {
-        "metrics: fleet": told(fleet.read(), {**known, "is_fresh": True}),
-        "metrics: first counts": told(counts.shared(), None, random=("holder",)),
-        "metrics: counts": told(counts.shared(), known, {"_id": "counts"}, random=("holder",)),
-        "metrics: counts of a reader": told(counts.shared(), known, AccessDenied("find"), random=("holder",)),
-        "metrics: admitted": told(counts.admitted()),
+        "metrics: fleet": told(client.read_fleet(), {**known, "is_fresh": True}),
+        "metrics: first counts": told(tallies.shared(), None, random=("holder",)),
+        "metrics: counts": told(tallies.shared(), known, {"_id": "counts"}, random=("holder",)),
+        "metrics: counts of a reader": told(tallies.shared(), known, AccessDenied("find"), random=("holder",)),
+        "metrics: admitted": told(tallies.read_admitted()),
         "metrics: first tally": told(tallies.record("i", Tally().document(), is_first=True)),
         "metrics: tally": told(tallies.record("i", {"pairs": []}, is_first=False)),
         "metrics: tally found": told(tallies.find_tally("i")),
@@ -149,7 +149,7 @@ def _diagnosis() -> dict[str, object]:
         "diagnosis: due groups": told(diagnosis.due_groups(10)),
         "diagnosis: lapsed": told(diagnosis.lapsed_tasks(5_000, 10)),
         "diagnosis: held": told(diagnosis.held_by(["w", "v"])),
-        "diagnosis: next rounds": told(diagnosis.ended_before_next_round(10)),
+        "diagnosis: next rounds": told(gathered.ended_before_next_round(10)),
         "diagnosis: overdue": told(diagnosis.overdue_expiry(60_000)),
         "diagnosis: of no tenant": told(diagnosis.open_of_no_tenant("mail")),
     }

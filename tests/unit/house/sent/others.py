@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from mtask.database import roles, schema, setup
+from mtask.database import schema, setup
 from mtask.errors import DuplicateKey, OperationFailed
 from mtask.features.audit_log import operations as actions
 from mtask.features.audit_log.rules import Actor
@@ -16,7 +16,7 @@ from mtask.features.controls.rules import Limit
 from mtask.features.encryption.encrypt import REVISION
 from mtask.features.events import readers
 from mtask.features.events.readers import Detail, Opening
-from mtask.features.flows import faults
+from mtask.features.flows import doctor
 from mtask.features.limits import operations as permits
 from mtask.features.limits import usage as pools
 from mtask.features.limits.operations import HeldPermit, PermitPool, PermitRequest, Wanted
@@ -32,7 +32,7 @@ from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import Policy
 from mtask.parts.relays import RELAYS
 from mtask.search import lists as listing
-from mtask.search.asked import Asked
+from mtask.search.walks import Asked
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import FULL, LATER, RUN, TWO, Document, stored
 
@@ -200,7 +200,7 @@ def _layout() -> dict[str, object]:
         "setup in a race": told(setup.make_sure(["actions"]), ..., missing),
         "setup: is there": told(setup.is_there()),
         "setup with roles": told(setup.ensure_with_roles("shop")),
-        "roles": told(roles.make("shop"), {"roles": [{"roles": ["read"]}]}),
+        "roles": told(setup.make("shop"), {"roles": [{"roles": ["read"]}]}),
     }
 
 
@@ -212,6 +212,6 @@ def _tenants() -> dict[str, object]:
         "of a tenant, statistics": told(owned(queries.statistics("acme"), "acme")),
         "of a tenant, cancel": told(owned(queries.cancel("task:k"), "acme")),
         "of a tenant, publish": told(owned(publishing.publish(FULL, Policy("update")), "acme")),
-        "of a tenant, flow steps": told(owned(faults.headless(10), "acme")),
+        "of a tenant, flow steps": told(owned(doctor.headless(10), "acme")),
         "of a tenant, page": told(owned(listing.page(Asked({"key_prefix": "acme:"}), 2, None, None), "acme")),
     }

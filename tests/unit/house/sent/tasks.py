@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-from mtask.doctor import ahead as positions
-from mtask.doctor.ahead import Standing
+from mtask.doctor import position as positions
+from mtask.doctor.position import Standing
 from mtask.errors import DocumentTooLarge
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import TaskStatus
@@ -19,8 +19,8 @@ from mtask.kernel.statements import derive, filters, short, views
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.finish import finish
 from mtask.kernel.statements.publish import NewParams
-from mtask.search import names
-from mtask.testing import workbench
+from mtask.search import walks
+from mtask.testing.bench import bring_nearer, drop, due, is_idle, until_next
 from tests.unit.house.sent.conversation import NOW, Written, told
 from tests.unit.house.sent.parts import (
     FAILURES,
@@ -132,7 +132,7 @@ def _finds() -> dict[str, object]:
         "lapsed": told(finding.lapsed(5_000, 10)),
         "undiscoverable": told(finding.undiscoverable(10)),
         "unserved names": told(finding.unserved_names(["mail"], ["task"], 2), [{"name": "other"}]),
-        "names of tasks": told(names.names_of_tasks(), ..., [{"_id": "task:k"}], [{"_id": "bad"}]),
+        "names of tasks": told(walks.names_of_tasks(), ..., [{"_id": "task:k"}], [{"_id": "bad"}]),
     }
 
 
@@ -205,12 +205,12 @@ def _others() -> dict[str, object]:
         ),
         "first of tenants": told(positions.first_of_tenants("mail", NOW)),
         "finished lately": told(positions.finished_lately("mail", ["task"])),
-        "is idle": told(workbench.is_idle()),
-        "is idle with callbacks": told(workbench.is_idle(with_callbacks=True)),
-        "due": told(workbench.due()),
-        "due with callbacks": told(workbench.due(with_callbacks=True)),
-        "until next": told(workbench.until_next()),
-        "bring nearer": told(workbench.bring_nearer(_MINUTE)),
-        "drop": told(workbench.drop()),
+        "is idle": told(is_idle()),
+        "is idle with callbacks": told(is_idle(with_callbacks=True)),
+        "due": told(due()),
+        "due with callbacks": told(due(with_callbacks=True)),
+        "until next": told(until_next()),
+        "bring nearer": told(bring_nearer(_MINUTE)),
+        "drop": told(drop()),
         "derive at an instant": [derive.close_lapsed(NOW), derive.derive(NOW), derive.derive_routinely(NOW)],
     }

@@ -1,1 +1,0 @@
-"""Flows in the command line, in the REST API and on the page."""

@@ -1,1 +1,0 @@
-"""Pure geometry: the pictures of tasks and flows, as numbers that the templates draw as SVG."""
