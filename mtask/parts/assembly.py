@@ -28,10 +28,8 @@ from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
 from mtask.kernel.worker.discovery.fleet import Ranks
-from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.discovery.overflow import Overflow
+from mtask.kernel.worker.discovery.inbox import Inbox, Questions
 from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
-from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
@@ -44,7 +42,7 @@ from mtask.kernel.worker.process.worker import Connections
 from mtask.kernel.worker.running.accept import Adoption
 from mtask.kernel.worker.running.call import Caller, HandlerStores, RunOperations, Surroundings
 from mtask.kernel.worker.running.claim import Recovery, Sender
-from mtask.kernel.worker.running.claim_loop import Claimer
+from mtask.kernel.worker.running.claim_loop import Claimer, Overflow
 from mtask.kernel.worker.running.finisher import Finisher
 from mtask.kernel.worker.running.leases import Pinger
 from mtask.kernel.worker.running.runner import Runner

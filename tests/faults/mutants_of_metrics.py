@@ -11,7 +11,7 @@ _METER = "mtask/kernel/worker/process/counts.py"
 _RECORDER = "mtask/features/metrics/worker.py"
 _SENDER = "mtask/kernel/worker/running/claim.py"
 _TALLIES = "mtask/features/metrics/operations.py"
-_TALLY = "mtask/kernel/worker/process/tally.py"
+_TALLY = "mtask/kernel/worker/process/counts.py"
 
 _TALLY_TESTS = "tests/integration/features/metrics/test_tallies.py"
 _COUNT_TESTS = "tests/integration/features/metrics/test_counts.py"

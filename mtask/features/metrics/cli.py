@@ -27,7 +27,7 @@ from mtask.client.sync import Client
 from mtask.errors import DatabaseError, InvalidInput
 from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetrics
 from mtask.kernel.document.status import RunStatus, TaskStatus
-from mtask.kernel.worker.process.tally import BOUNDS, Histogram, Pair, PairCounts, Tally
+from mtask.kernel.worker.process.counts import BOUNDS, Histogram, Pair, PairCounts, Tally
 
 DEFAULT_HOST = "127.0.0.1"
 

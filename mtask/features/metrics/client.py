@@ -16,7 +16,7 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import WorkerDocument
 from mtask.kernel.driver.operation import Operation, metrics
 from mtask.kernel.operations import workers
-from mtask.kernel.worker.process.tally import MAX_PAIRS, Tally, tally_of, total
+from mtask.kernel.worker.process.counts import MAX_PAIRS, Tally, tally_of, total
 from mtask.search.by_queue import QueueCounts
 from mtask.search.counts import Count
 

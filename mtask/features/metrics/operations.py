@@ -23,7 +23,7 @@ from mtask.kernel.document.task import SCHEMA_VERSION
 from mtask.kernel.driver.operation import Operation, command, metrics
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
-from mtask.kernel.worker.process.tally import MAX_PAIRS, OTHER, Pair, Tally, tally_of, total
+from mtask.kernel.worker.process.counts import MAX_PAIRS, OTHER, Pair, Tally, tally_of, total
 from mtask.search import by_queue
 from mtask.search.by_queue import QueueCounts
 from mtask.search.counts import Count

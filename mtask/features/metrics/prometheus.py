@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from mtask.features.metrics.client import FleetMetrics
-from mtask.kernel.worker.process.tally import BOUNDS, Histogram, Tally
+from mtask.kernel.worker.process.counts import BOUNDS, Histogram, Tally
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 #: The slots of a worker by state.

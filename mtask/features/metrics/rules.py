@@ -17,7 +17,7 @@ TOTALS_ID, COUNTS_ID = "totals", "counts"
 
 
 class HistogramDocument(BaseModel):
-    """Durations by buckets. `mtask.kernel.worker.process.tally.BOUNDS` has the bounds of the buckets."""
+    """Durations by buckets. `mtask.kernel.worker.process.counts.BOUNDS` has the bounds of the buckets."""
 
     model_config = _document
 

@@ -15,10 +15,10 @@ from typing import Any
 from mtask.errors import MtaskError
 from mtask.features.metrics import operations as tallies
 from mtask.kernel.operations.workers import Registration
+from mtask.kernel.worker.process.counts import Tally
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.state import Scope
-from mtask.kernel.worker.process.tally import Tally
 from mtask.kernel.worker.process.time import wake_or_wait
 
 #: The time between two writes.

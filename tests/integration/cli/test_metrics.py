@@ -28,7 +28,7 @@ from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.features.metrics import operations as tallies
 from mtask.features.metrics.serving import serving
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.process.tally import Tally
+from mtask.kernel.worker.process.counts import Tally
 from mtask.parts.worker import WorkerOptions
 from mtask.settings import Settings
 from tests.integration.cli.commands import Commands

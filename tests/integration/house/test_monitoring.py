@@ -19,7 +19,7 @@ from mtask.features.metrics import prometheus as exposition
 from mtask.features.metrics.client import FleetMetrics, QueueMetrics, WorkerMetrics
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import WorkerDocument
-from mtask.kernel.worker.process.tally import Tally
+from mtask.kernel.worker.process.counts import Tally
 from mtask.search.counts import Count
 from tests.workers import ROOT
 

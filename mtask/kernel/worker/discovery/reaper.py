@@ -13,9 +13,8 @@ from typing import Any
 from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
-from mtask.kernel.worker.discovery.inbox import MAX_UNSERVED, Inbox
+from mtask.kernel.worker.discovery.inbox import MAX_UNSERVED, Inbox, Questions
 from mtask.kernel.worker.discovery.quarantine import Quarantine
-from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.discovery.reaped import count_lapses
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope

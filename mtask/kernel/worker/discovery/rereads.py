@@ -19,9 +19,8 @@ from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
-from mtask.kernel.worker.discovery.inbox import Inbox
+from mtask.kernel.worker.discovery.inbox import Inbox, Questions
 from mtask.kernel.worker.discovery.quarantine import Quarantine
-from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Hooks
 from mtask.kernel.worker.process.state import Scope

@@ -21,8 +21,7 @@ from mtask.kernel.statements.filters import Shares
 from mtask.kernel.worker.discovery.fetch import Batches
 from mtask.kernel.worker.discovery.fetch_loop import Scans
 from mtask.kernel.worker.discovery.fleet import Ranks
-from mtask.kernel.worker.discovery.inbox import Inbox
-from mtask.kernel.worker.discovery.questions import Questions
+from mtask.kernel.worker.discovery.inbox import Inbox, Questions
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Hooks

@@ -20,6 +20,7 @@ from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.discovery.stream import StreamLoop
 from mtask.kernel.worker.process import aside, health
+from mtask.kernel.worker.process.counts import Tally
 from mtask.kernel.worker.process.health import INTERVAL, HealthFile, Pulse, Witness
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.options import CONCURRENCIES, ProcessOptions
@@ -27,7 +28,6 @@ from mtask.kernel.worker.process.part import Hooks, Service
 from mtask.kernel.worker.process.registration import Registrar, heartbeat, registration
 from mtask.kernel.worker.process.state import Scope, Validity, Vitals
 from mtask.kernel.worker.process.systemd import ServiceWitness
-from mtask.kernel.worker.process.tally import Tally
 from mtask.kernel.worker.process.time import ServerClock, Tempo, enduring
 from mtask.kernel.worker.running.call import HandlerStores
 from mtask.kernel.worker.running.claim_loop import Claimer

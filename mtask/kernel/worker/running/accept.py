@@ -15,8 +15,8 @@ from mtask.kernel.driver.codec import Unreadable
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations.claim import claimed_task, facts_of, simple_facts
 from mtask.kernel.operations.find_due import lapse_in
+from mtask.kernel.worker.discovery.inbox import Questions
 from mtask.kernel.worker.discovery.quarantine import Quarantine
-from mtask.kernel.worker.discovery.questions import Questions
 from mtask.kernel.worker.process.counts import due_since
 from mtask.kernel.worker.process.part import Admission, Gate
 from mtask.kernel.worker.process.state import Scope

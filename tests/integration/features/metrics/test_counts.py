@@ -14,7 +14,7 @@ from mtask.features.metrics import operations as tallies
 from mtask.features.metrics.rules import COUNTS_ID
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.process.tally import MAX_PAIRS, Pair, Tally
+from mtask.kernel.worker.process.counts import MAX_PAIRS, Pair, Tally
 from tests.clients import server_now
 from tests.integration.stores import publish
 

@@ -15,7 +15,7 @@ from mtask.features.metrics import worker as recorder
 from mtask.features.metrics.rules import TOTALS_ID
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.process.tally import Histogram, Pair, Tally, tally_of
+from mtask.kernel.worker.process.counts import Histogram, Pair, Tally, tally_of
 from tests.integration import stores
 from tests.integration.worker_harness import Bench, between, working
 from tests.mongo import Client, until

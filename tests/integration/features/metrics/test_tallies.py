@@ -19,7 +19,7 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.workers import Heartbeat, Registration
-from mtask.kernel.worker.process.tally import MAX_PAIRS, OTHER, Pair, Tally, tally_of, total
+from mtask.kernel.worker.process.counts import MAX_PAIRS, OTHER, Pair, Tally, tally_of, total
 from tests.integration.stores import registration
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from mtask.errors import AccessDenied
 from mtask.features.gathering import doctor as gathered
 from mtask.features.metrics import client
 from mtask.features.metrics import operations as tallies
-from mtask.kernel.worker.process.tally import Tally
+from mtask.kernel.worker.process.counts import Tally
 from mtask.search import by_queue
 from mtask.search import counts as counting
 from mtask.search import lists as listing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtask.kernel.worker.discovery.questions import DueLookups
+from mtask.kernel.worker.discovery.inbox import DueLookups
 
 
 def test_tasks_are_looked_up_when_they_become_due_the_longest_due_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bson
 import pytest
 
-from mtask.kernel.worker.process.tally import BOUNDS, MAX_PAIRS, OTHER, Histogram, Pair, Tally, tally_of, total
+from mtask.kernel.worker.process.counts import BOUNDS, MAX_PAIRS, OTHER, Histogram, Pair, Tally, tally_of, total
 
 
 def tally(**runs: int) -> Tally:
