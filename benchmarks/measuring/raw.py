@@ -26,7 +26,7 @@ from mtask.kernel.document.options import build_option
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements import claim as pipelines
-from mtask.kernel.statements import filters, short
+from mtask.kernel.statements import filters
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.publish import task_document
 
@@ -151,7 +151,7 @@ async def finish(tasks: AsyncTasks, documents: Sequence[Document], token: str, r
 
 async def claim_by_rules(tasks: AsyncTasks, ids: Sequence[str], token: str) -> list[Document]:
     """Claim a group as the engine does, and read back what was won."""
-    guard, pipeline = short.unbegun(ids), short.claim("raw", pipelines.run_id_in_group(token, ids))
+    guard, pipeline = pipelines.unbegun(ids), pipelines.claim_unbegun("raw", pipelines.run_id_in_group(token, ids))
     await tasks.update_many(guard, pipeline, hint=claims.BY_ID)
     mine = filters.with_runs(ids, list(claims.run_ids_of(ids, token).values()))
     return await tasks.find(mine, batch_size=len(ids) + 1).to_list()
@@ -166,7 +166,7 @@ async def finish_by_rules(
         run_id = next(r["run_id"] for r in found["task_state"]["worker_states"] if r["run_id"].startswith(token))
         value = None if returned is None else returned(found)
         outcomes.append(Outcome(found["_id"], run_id, RunStatus.SUCCESS, value))
-    await tasks.update_many(short.held_alone(outcomes), short.succeed(outcomes), hint=claims.BY_ID)
+    await tasks.update_many(pipelines.held_alone(outcomes), pipelines.succeed(outcomes), hint=claims.BY_ID)
 
 
 @dataclass(frozen=True, slots=True)

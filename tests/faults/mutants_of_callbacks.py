@@ -14,7 +14,7 @@ _PIPELINES = "mtask/kernel/statements/claim.py"
 _QUERIES = "mtask/kernel/operations/change.py"
 _RULES = "mtask/features/callbacks/rules.py"
 _SENDING = "mtask/features/callbacks/sending.py"
-_SHORT = "mtask/kernel/statements/short.py"
+_SHORT = "mtask/kernel/statements/claim.py"
 _TWINS = "mtask/features/callbacks/statements.py"
 
 _STORE = "tests/integration/features/callbacks/test_operations.py"

@@ -243,7 +243,7 @@ FLOW_MUTATIONS = (
     Mutation(
         "short-finish-owes-nothing",
         "The short finish of a step leaves no mark: if its worker dies then, its dependents wait for ever.",
-        (Edit("mtask/kernel/statements/short.py",
+        (Edit("mtask/kernel/statements/claim.py",
               'changed["owed_since"] = {"$cond": [must_tell, x.later_than(x.OWED_SINCE, now), x.OWED_SINCE]}',
               'changed["owed_since"] = x.OWED_SINCE'),),
         (f"{_SHORT_PARITY}::test_short_success_is_the_success",),

@@ -10,7 +10,7 @@ _OPERATION = "mtask/features/gathering/publish.py"
 _PIPELINES = "mtask/kernel/statements/claim.py"
 _FINISH = "mtask/kernel/statements/finish.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
-_SHORT = "mtask/kernel/statements/short.py"
+_SHORT = "mtask/kernel/statements/claim.py"
 _TWINS = "mtask/features/gathering/statements.py"
 _ROUNDS = "mtask/kernel/statements/rounds.py"
 

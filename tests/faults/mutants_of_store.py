@@ -15,7 +15,7 @@ _FILTERS = "mtask/kernel/statements/filters.py"
 _DERIVE = "mtask/kernel/statements/derive.py"
 _PIPELINES = "mtask/kernel/statements/claim.py"
 _FINISH = "mtask/kernel/statements/finish.py"
-_SHORT = "mtask/kernel/statements/short.py"
+_SHORT = "mtask/kernel/statements/claim.py"
 _PUBLISHING = "mtask/kernel/operations/publish.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
 _RULES = "mtask/kernel/document/rules.py"
@@ -287,7 +287,7 @@ STORE_MUTATIONS = (
         "Leases, delays and lapses are reckoned by the claiming worker's own clock.",
         (
             Edit(_CLAIMS, "pipelines.claim(worker_id, run_id)", f"pipelines.claim(worker_id, run_id, {_LOCAL_NOW})"),
-            Edit(_CLAIMS, "short.claim(worker_id, run_id)", f"short.claim(worker_id, run_id, {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "claim.claim_unbegun(worker_id, run_id)", f"claim.claim_unbegun(worker_id, run_id, {_LOCAL_NOW})"),
         ),
         (
             f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",

@@ -16,7 +16,6 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.statements import claim as pipelines
-from mtask.kernel.statements import short
 from mtask.kernel.statements.finish import Outcome
 from tests.parity import changes
 from tests.parity.cases import (
@@ -149,9 +148,11 @@ def plain_or_not(random: Random) -> Document:
 def test_short_claim_is_the_claim(store: SyncStore, documents: list[Document], worker: str) -> None:
     ids = [document["_id"] for document in documents]
     run_ids = {task_id: f"token-{place}" for place, task_id in enumerate(ids)}
-    guard = short.unbegun(ids, NOW)
+    guard = pipelines.unbegun(ids, NOW)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    stored = stored_after(store, documents, short.claim(worker, pipelines.run_id_in_group("token", ids), NOW), guard)
+    stored = stored_after(
+        store, documents, pipelines.claim_unbegun(worker, pipelines.run_id_in_group("token", ids), NOW), guard
+    )
     for document, after in zip(documents, stored, strict=True):
         if document["_id"] in plain_ids:
             assert rules.may_take(parsed(document), worker, NOW)
@@ -164,10 +165,12 @@ def test_short_claim_takes_away_the_reason_that_an_open_task_has_in_vain(store: 
     documents = numbered([nearly_simple(Random(seed), is_held=False) for seed in range(40)])
     for document in documents:
         document["task_state"]["reason"] = "of an earlier end"
-    guard = short.unbegun([document["_id"] for document in documents], NOW)
+    guard = pipelines.unbegun([document["_id"] for document in documents], NOW)
     taken = matched(store, documents, guard)
     assert taken
-    stored = stored_after(store, taken, short.claim("w1", pipelines.run_id_in_group("token", ["x"]), NOW), guard)
+    stored = stored_after(
+        store, taken, pipelines.claim_unbegun("w1", pipelines.run_id_in_group("token", ["x"]), NOW), guard
+    )
     assert not any("reason" in document["task_state"] for document in stored)
 
 
@@ -184,9 +187,9 @@ def test_short_success_is_the_success(
                 run["run_id"] += f"-{place}"
         returns, told = random.choice(values), random.choice(PROGRESS)
         ends.append(Outcome(document["_id"], f"own-{place}", RunStatus.SUCCESS, returns=returns, progress=told))
-    guard = short.held_alone(ends, NOW, has_steps=has_steps)
+    guard = pipelines.held_alone(ends, NOW, has_steps=has_steps)
     plain_ids = [document["_id"] for document in matched(store, documents, guard)]
-    stored = stored_after(store, documents, short.succeed(ends, NOW, has_steps=has_steps), guard)
+    stored = stored_after(store, documents, pipelines.succeed(ends, NOW, has_steps=has_steps), guard)
     for document, after, end in zip(documents, stored, ends, strict=True):
         if document["_id"] in plain_ids:
             assert after == changes.changed(document, changes.finish({end.task_id: end}), NOW)
@@ -211,8 +214,8 @@ def test_success_under_the_name_of_another_task_finishes_neither(store: SyncStor
         document["task_state"]["worker_states"] = [held_run(f"own-{place}")]
     ends = [Outcome(task_id, f"own-{place}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
     swapped = [Outcome(task_id, f"own-{place ^ 1}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
-    assert matched(store, documents, short.held_alone(ends, NOW)) == documents
-    assert matched(store, documents, short.held_alone(swapped, NOW)) == []
+    assert matched(store, documents, pipelines.held_alone(ends, NOW)) == documents
+    assert matched(store, documents, pipelines.held_alone(swapped, NOW)) == []
 
 
 @pytest.mark.parametrize("spoiled", _SPOILED)
@@ -230,7 +233,7 @@ def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: s
                     run["run_id"] += f"-{place}"
         ids = [document["_id"] for document in documents]
         ends = [Outcome(task_id, f"own-{place}", RunStatus.SUCCESS) for place, task_id in enumerate(ids)]
-        guard = short.held_alone(ends, NOW, has_steps=has_steps) if is_held else short.unbegun(ids, NOW)
+        guard = pipelines.held_alone(ends, NOW, has_steps=has_steps) if is_held else pipelines.unbegun(ids, NOW)
         expected = [
             document
             for place, document in enumerate(documents)

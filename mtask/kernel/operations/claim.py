@@ -26,7 +26,7 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import sessions
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import expressions as x
-from mtask.kernel.statements import filters, short
+from mtask.kernel.statements import filters
 from mtask.kernel.statements import finish as ends
 from mtask.kernel.statements.claim import Kept
 from mtask.kernel.statements.derive import Pipeline
@@ -72,7 +72,10 @@ def claim(
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
-        guard, pipeline = filters.with_guards(short.unbegun(task_ids), also), short.claim(worker_id, run_id)
+        guard, pipeline = (
+            filters.with_guards(pipelines.unbegun(task_ids), also),
+            pipelines.claim_unbegun(worker_id, run_id),
+        )
     else:
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
     if len(task_ids) == 1 and not as_group:
@@ -152,7 +155,10 @@ def finish(
     closed_cnt = 0
     goes_on = any(outcome.next is not None for outcome in outcomes)
     if is_simple and not goes_on and outcomes[0].status is RunStatus.SUCCESS:
-        guard, pipeline = short.held_alone(outcomes, has_steps=has_steps), short.succeed(outcomes, has_steps=has_steps)
+        guard, pipeline = (
+            pipelines.held_alone(outcomes, has_steps=has_steps),
+            pipelines.succeed(outcomes, has_steps=has_steps),
+        )
         update = tasks("update_many", guard, pipeline, hint=BY_ID)
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):

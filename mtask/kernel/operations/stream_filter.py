@@ -12,8 +12,8 @@ from typing import Any
 
 from mtask.kernel.document.status import FINAL, TaskStatus, WorkerStatus
 from mtask.kernel.driver.stores import CONTROLS, PLACES, SCHEDULES, TASKS, WORKERS
+from mtask.kernel.statements import claim
 from mtask.kernel.statements import expressions as x
-from mtask.kernel.statements import short
 from mtask.kernel.statements.filters import LAST_TIME, Shares
 
 Document = dict[str, Any]
@@ -86,7 +86,7 @@ def _is_heard(shares: Shares) -> x.Expression:
     document = "$fullDocument"
     is_shared = {
         "$and": [
-            short.looks_simple(document),
+            claim.looks_simple(document),
             {"$eq": [{"$type": f"{document}.sealed"}, "missing"]},  # not every worker has every data key
             {"$in": [f"{document}.name", x.literal(names)]},
         ]
@@ -199,7 +199,7 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
                 "fullDocument.task_option.limit_key": 1,
                 "fullDocument.task_state.next_preempt_time": 1,
                 "fullDocument.task_state.status": 1,
-                "is_simple": short.looks_simple("$fullDocument"),
+                "is_simple": claim.looks_simple("$fullDocument"),
                 "begins_flow": _BEGINS_FLOW,
                 "is_wanted": {"$or": [{"$not": [_BEGINS_FLOW]}, _is_wanted(worker_id, queues, horizon_ms)]},
                 "appeals": {"$and": [_APPEALS, {"$not": [_is_set("status")]}, {"$not": [_is_set("concurrency")]}]},

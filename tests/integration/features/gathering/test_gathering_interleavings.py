@@ -22,7 +22,7 @@ from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import GatherKind
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.statements import claim as pipelines
-from mtask.kernel.statements import derive, short
+from mtask.kernel.statements import derive
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.finish import Outcome, finish
 from tests.oracles import gathering as rules
@@ -124,8 +124,8 @@ class History:
         before = self.document()
         if before["task_state"].get("next_preempt_time", self.now + timedelta(1)) > self.now:
             return
-        if self.random.random() < 0.5 and self.store.tasks.find_one(short.unbegun([ID], self.now)):
-            pipeline = short.claim(worker, {"$literal": run_id}, self.now)
+        if self.random.random() < 0.5 and self.store.tasks.find_one(pipelines.unbegun([ID], self.now)):
+            pipeline = pipelines.claim_unbegun(worker, {"$literal": run_id}, self.now)
         else:
             pipeline = pipelines.claim(worker, {"$literal": run_id}, self.now)
         self.apply(pipeline, changes.claim(worker, {ID: run_id}))
@@ -149,8 +149,8 @@ class History:
         is_short = status is RunStatus.SUCCESS and self.random.random() < 0.5
         is_done = False
         if is_short:
-            guard = short.held_alone([outcome], self.now)
-            is_done = self.apply(short.succeed([outcome], self.now), changes.finish({ID: outcome}), guard)
+            guard = pipelines.held_alone([outcome], self.now)
+            is_done = self.apply(pipelines.succeed([outcome], self.now), changes.finish({ID: outcome}), guard)
         if not is_done and run_id in live:
             is_done = self.apply(finish([outcome], self.now), changes.finish({ID: outcome}))
         assert is_done is (run_id in live)

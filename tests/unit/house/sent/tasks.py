@@ -15,7 +15,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import sessions, transactions
 from mtask.kernel.statements import claim as pipelines
-from mtask.kernel.statements import derive, filters, short, views
+from mtask.kernel.statements import derive, filters, views
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.finish import finish
 from mtask.kernel.statements.publish import NewParams
@@ -71,7 +71,7 @@ def _runs() -> dict[str, object]:
         "claim of ids with tabs": told(claims.claim(["task:a\tb", "task:c"], "w", "token")),
         "claimed": told(claims.claimed(TWO, "token")),
         "claim at an instant": pipelines.claim("w", "run", NOW),
-        "short claim at an instant": [short.unbegun(ONE, NOW), short.claim("w", "run", NOW)],
+        "short claim at an instant": [pipelines.unbegun(ONE, NOW), pipelines.claim_unbegun("w", "run", NOW)],
         "finish one": told(claims.finish([SUCCESS])),
         "finish one simple": told(claims.finish([SUCCESS], timedelta(seconds=2), is_simple=True)),
         "finish several": told(claims.finish(SUCCESSES)),
@@ -82,8 +82,8 @@ def _runs() -> dict[str, object]:
         "finish failures": told(claims.finish(FAILURES)),
         "finish one failure": told(claims.finish(FAILURES[:1], is_simple=True)),
         "finish a hand-back": told(claims.finish(FAILURES[2:])),
-        "finish at an instant": [finish(FAILURES, NOW), short.held_alone(SUCCESSES, NOW)],
-        "short finish at an instant": short.succeed(SUCCESSES, NOW),
+        "finish at an instant": [finish(FAILURES, NOW), pipelines.held_alone(SUCCESSES, NOW)],
+        "short finish at an instant": pipelines.succeed(SUCCESSES, NOW),
         "finish in a transaction": told(claims.finish_in_transaction(SUCCESS)),
         "commit": told(transactions.commit(SUCCESS, lambda: True), Written(1)),
         "run statuses": told(claims.run_statuses(TWO, ["token-0", "token-1"], timedelta(seconds=2))),
