@@ -287,7 +287,7 @@ STORE_MUTATIONS = (
         "Leases, delays and lapses are reckoned by the claiming worker's own clock.",
         (
             Edit(_CLAIMS, "pipelines.claim(worker_id, run_id)", f"pipelines.claim(worker_id, run_id, {_LOCAL_NOW})"),
-            Edit(_CLAIMS, "claim.claim_unbegun(worker_id, run_id)", f"claim.claim_unbegun(worker_id, run_id, {_LOCAL_NOW})"),
+            Edit(_CLAIMS, "claim_unbegun(worker_id, run_id)", f"claim_unbegun(worker_id, run_id, {_LOCAL_NOW})"),
         ),
         (
             f"{_INSTANTS}::test_request_of_the_engine_holds_no_instant_of_this_process",
