@@ -397,7 +397,7 @@ class Windows:
         scan has just brought few, the next one would bring no more.
         """
         if row.brought is None:
-            row.brought = row.count
+            row.brought = max(row.count, 1)  # its bound tells that some were brought, also if all were dropped since
         kept = self._kept(row)
         return row.count < min((KEPT if kept == inf else kept) / 2, _half(row.brought))
 

@@ -253,6 +253,20 @@ def test_what_was_dropped_for_lack_of_room_bounds_what_is_offered() -> None:
     assert scene.take() == []
 
 
+def test_more_is_wanted_of_a_queue_whose_tasks_were_all_dropped_for_lack_of_room() -> None:
+    """Nobody has looked between the scan that brought them and the drop."""
+    scene = Scene(limit=100)
+    scene.queue.capacity = 8
+    found(scene, ALL)
+    scene.push("youngest", 50.0)
+    for number in range(10):
+        scene.push(f"{number:02}", float(number), queue="other")
+    assert "youngest" not in scene.queue
+    assert scene.windows.wants_more("q")
+    found(scene, ALL)
+    assert not scene.windows.wants_more("q")
+
+
 def test_flood_of_one_limit_key_takes_little_room_and_a_more_urgent_task_of_it_is_kept() -> None:
     scene = Scene(limit=10, key_limit=1)
     lane = Lane("q", "k", None)
