@@ -16,7 +16,7 @@ from mtask import TaskSpec
 from mtask.kernel.document.options import TaskOptions
 from mtask.local import ReplicaSet
 from tests.acceptance.conftest import Report
-from tests.faults.proxy import LossyProxy
+from tests.chaos.nemeses.proxy import LossyProxy
 from tests.faults.publishing import SteadyPublisher
 from tests.mongo import PATIENCE, Document, eventually, fail_command
 from tests.security import is_secure

@@ -25,7 +25,7 @@ from mtask import Flow
 from mtask.kernel.document.options import TaskOptions
 from mtask.local import ReplicaSet
 from tests.acceptance.conftest import Report
-from tests.faults import breaks
+from tests.chaos.nemeses import breaks
 from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
 from tests.workers import Stage, open_stage, runs_of

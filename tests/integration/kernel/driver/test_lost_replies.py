@@ -12,7 +12,7 @@ from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.local import ReplicaSet
-from tests.faults.proxy import LossyProxy
+from tests.chaos.nemeses.proxy import LossyProxy
 from tests.integration.stores import Document, parsed, publish
 from tests.mongo import Client
 
