@@ -14,8 +14,8 @@ _SCHEMA = "mtask/database/schema.py"
 _SCHEMA_TESTS = "tests/integration/database/test_schema.py"
 _UNIT_TESTS = "tests/unit/test_health.py"
 _PROBE_TESTS = "tests/unit/cli/test_health.py"
-_PROCESS_TESTS = "tests/acceptance/test_34_health.py"
-_SERVICE_TESTS = "tests/acceptance/test_35_systemd.py"
+_PROCESS_TESTS = "tests/acceptance/test_probes_tell_the_health.py"
+_SERVICE_TESTS = "tests/acceptance/test_systemd_is_told.py"
 
 DEPLOYING_MUTATIONS = (
     Mutation(

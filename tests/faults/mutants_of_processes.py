@@ -6,12 +6,12 @@ from tests.faults.mutant import Edit, Mutation
 
 _PROCESS = "mtask/kernel/worker/process/runtime.py"
 _PULSE = "mtask/kernel/worker/process/health.py"
-_SIGNALS = "tests/acceptance/test_36_signals.py"
-_LOGS = "tests/acceptance/test_37_broken_logs.py"
+_SIGNALS = "tests/acceptance/test_signals_end_processes.py"
+_LOGS = "tests/acceptance/test_broken_logs_disturb_nothing.py"
 _TRANSACTIONS = "tests/integration/kernel/worker/running/test_transactions.py"
 _RETURNS = "tests/integration/kernel/worker/running/test_returns.py"
 _FORKED = f"{_SIGNALS}::test_process_that_a_handler_forks_has_default_signals_from_its_first_instant[in_a_thread]"
-_GONE_WRONG = "tests/acceptance/test_12_handlers_and_documents_gone_wrong.py"
+_GONE_WRONG = "tests/acceptance/test_bad_handlers_and_documents_disturb_nobody.py"
 
 PROCESS_MUTATIONS = (
     Mutation(

@@ -111,7 +111,7 @@ WORKER_MUTATIONS = (
         "absent-fields-in-each-scan",
         "Each scan for due tasks looks for absent fields, and for each passes all keys that claims have removed.",
         (Edit("mtask/kernel/statements/filters.py", "claimable", "if horizon_ms else []", ""),),
-        ("tests/acceptance/test_14_batch_query.py::test_only_a_scan_of_the_horizon_looks_for_absent_fields",),
+        ("tests/acceptance/test_queries_examine_what_they_return.py::test_only_a_scan_of_the_horizon_looks_for_absent_fields",),
     ),
     Mutation(
         "absent-fields-in-no-scan",
@@ -851,7 +851,7 @@ WORKER_MUTATIONS = (
             Edit(_PINGER, "Pinger._is_to_ping", "run.suspended or", ""),
             Edit(_PINGER, "Pinger._sending", "not run.suspended and", ""),
         ),
-        ("tests/acceptance/test_13_transactions.py"
+        ("tests/acceptance/test_effects_happen_once.py"
          "::test_ping_interval_shorter_than_the_transaction_does_not_abort_it",),
     ),
     Mutation(
@@ -887,7 +887,7 @@ WORKER_MUTATIONS = (
         (
             Edit(_OUTCOMES, "ended", "CANCELED,", "FAIL,"),
         ),
-        ("tests/acceptance/test_09_stop_and_pause.py::test_second_signal_stops_at_once_and_what_ran_is_handed_back",),
+        ("tests/acceptance/test_stops_and_pauses.py::test_second_signal_stops_at_once_and_what_ran_is_handed_back",),
     ),
     Mutation(
         "cancel-unheard",
@@ -896,7 +896,7 @@ WORKER_MUTATIONS = (
             Edit(_REPLIES, "_end_reason",
                  'if document["task_state"].get("cancel_requested"):\n    return EndReason.CANCELED', ""),
         ),
-        ("tests/acceptance/test_18_changes_while_it_runs.py::test_canceled_task_ends_at_once_and_nothing_counts",),
+        ("tests/acceptance/test_changes_while_it_runs.py::test_canceled_task_ends_at_once_and_nothing_counts",),
     ),
     Mutation(
         "exclusion-unheard",
@@ -905,7 +905,7 @@ WORKER_MUTATIONS = (
             Edit(_REPLIES, "_end_reason",
                  "isinstance(admitted, list) and admitted and worker_id not in admitted", "False"),
         ),
-        ("tests/acceptance/test_06_one_claim.py"
+        ("tests/acceptance/test_one_worker_claims.py"
          "::test_run_ends_when_its_worker_is_no_longer_admitted_and_the_named_one_takes_over",),
     ),
     Mutation(
@@ -935,7 +935,7 @@ WORKER_MUTATIONS = (
             Edit(_SENDER, "Sender._end_lapsed_sessions",
                  "ended = await self._store.run(sessions.end_lapsed(task_ids))", "ended: list[str] = []"),
         ),
-        ("tests/acceptance/test_13_transactions.py"
+        ("tests/acceptance/test_effects_happen_once.py"
          "::test_task_is_rescued_at_once_from_a_transaction_that_a_killed_worker_left_open",),
     ),
     Mutation(

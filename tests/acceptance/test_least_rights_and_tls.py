@@ -1,4 +1,4 @@
-"""Must show: publish, work, watch and administer with the least rights, over TLS; and no password shows anywhere.
+"""Publish, work, watch and administer with the least rights, over TLS; and no password shows anywhere.
 
 This is the short form. With MTASK_TEST_SECURE=1 the other acceptance tests work with these roles, too.
 """

@@ -1,4 +1,4 @@
-"""Must show 16, the demo: the main job on real files, a worker killed on the way, and nothing left behind."""
+"""The demo: the main job on real files, a worker killed on the way, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show: a service publishes through `mtask web`, which is killed in the middle. What it repeats is there once."""
+"""A service publishes through `mtask web`, which is killed in the middle. What it repeats is there once."""
 
 from __future__ import annotations
 

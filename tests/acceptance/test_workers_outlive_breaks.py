@@ -1,4 +1,4 @@
-"""Must show 10: the change stream breaks, the primary goes, the server restarts, replies are lost: workers go on by
+"""The change stream breaks, the primary goes, the server restarts, replies are lost: workers go on by
 themselves, and nothing is missed."""
 
 from __future__ import annotations

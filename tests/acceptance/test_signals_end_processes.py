@@ -1,4 +1,4 @@
-"""Must show of signals: a process that a handler forks can be terminated, and a closed terminal stops a worker."""
+"""A process that a handler forks can be terminated, and a closed terminal stops a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 13: context.transaction(): an effect that happens exactly once, or leaves no trace."""
+"""context.transaction(): an effect that happens exactly once, or leaves no trace."""
 
 from __future__ import annotations
 

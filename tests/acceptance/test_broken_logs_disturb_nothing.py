@@ -1,4 +1,4 @@
-"""Must show: logging of the app that raises disturbs no run, and a worker whose pinger has ended does not go on."""
+"""Logging of the app that raises disturbs no run, and a worker whose pinger has ended does not go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show of process isolation: handlers that die or do not end fail with the cause, and disturb nobody else."""
+"""Handlers that die or do not end fail with the cause, and disturb nobody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 6: of twenty workers one claims; named workers only; and the claim, not the hint, decides."""
+"""Of twenty workers one claims; named workers only; and the claim, not the hint, decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show: a receiver hears of the end of a task at least once, under one id, whatever dies and whoever is away."""
+"""A receiver hears of the end of a task at least once, under one id, whatever dies and whoever is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 1: 50 concurrent publishes of one key, from processes: one document, one `created`."""
+"""50 concurrent publishes of one key, from processes: one document, one `created`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 15: an idle worker issues less than one command a second, and takes under 1 % of one core."""
+"""An idle worker issues less than one command a second, and takes under 1 % of one core."""
 
 from __future__ import annotations
 

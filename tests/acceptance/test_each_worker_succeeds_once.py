@@ -1,4 +1,4 @@
-"""Must show 5: concurrent_worker_cnt different workers succeed, each once, no more and no fewer."""
+"""As many different workers as `concurrent_worker_cnt` says succeed, each once, no more and no fewer."""
 
 from __future__ import annotations
 

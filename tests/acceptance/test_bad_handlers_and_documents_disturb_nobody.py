@@ -1,4 +1,4 @@
-"""Must show 12: whatever handlers and documents do: the worker goes on, the state says clearly what happened, and
+"""Whatever handlers and documents do: the worker goes on, the state says clearly what happened, and
 other tasks are not disturbed."""
 
 from __future__ import annotations

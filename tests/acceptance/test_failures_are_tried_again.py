@@ -1,4 +1,4 @@
-"""Must show 8: what fails is tried again as often as it may be, after its delay, and then no more."""
+"""What fails is tried again as often as it may be, after its delay, and then no more."""
 
 from __future__ import annotations
 

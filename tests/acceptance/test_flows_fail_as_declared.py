@@ -1,4 +1,4 @@
-"""Must show: failure policies, retries, fail_fast, cancels and removals in flows, with real workers.
+"""Failure policies, retries, fail_fast, cancels and removals in flows, with real workers.
 
 The tests share two workers. Each test has a flow of its own.
 """

@@ -1,4 +1,4 @@
-"""Must show of logs: lines of worker processes tell their runs, outlive a kill, and hold no password and no token."""
+"""Lines of worker processes tell their runs, outlive a kill, and hold no password and no token."""
 
 from __future__ import annotations
 

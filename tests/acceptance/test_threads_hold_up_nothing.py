@@ -1,4 +1,4 @@
-"""Must show of threads: those that handlers use or leave hold up neither the worker's end nor its other tasks."""
+"""Threads that handlers use or leave hold up neither the worker's end nor its other tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 9: a stop in order hands back what it cannot finish, remotely too; a pause claims nothing."""
+"""A stop in order hands back what it cannot finish, remotely too; a pause claims nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 7: a lease that is kept, one that lapses with its worker, and one that a frozen worker comes back to."""
+"""A lease that is kept, one that lapses with its worker, and one that a frozen worker comes back to."""
 
 from __future__ import annotations
 

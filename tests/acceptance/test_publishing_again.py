@@ -1,4 +1,4 @@
-"""Must show 2: what becomes of a task that is published again. No worker: runs are made by the engine's claim."""
+"""What becomes of a task that is published again. No worker: runs are made by the engine's claim."""
 
 from __future__ import annotations
 

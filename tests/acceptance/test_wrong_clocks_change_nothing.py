@@ -1,4 +1,4 @@
-"""Must show 11: a worker's or a publisher's clock is wrong by ten minutes: nothing starts early, nothing is taken from
+"""A worker's or a publisher's clock is wrong by ten minutes: nothing starts early, nothing is taken from
 a live lease, nothing is delayed."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Must show of metrics: exact over kills, stops and restarts; and a hundred scrapes a minute cost next to nothing."""
+"""Metrics: exact over kills, stops and restarts; and a hundred scrapes a minute cost next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 4: never earlier than start_time and at once after it; the highest priority first."""
+"""Never earlier than start_time and at once after it; the highest priority first."""
 
 from __future__ import annotations
 

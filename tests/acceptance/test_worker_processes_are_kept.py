@@ -1,4 +1,4 @@
-"""Beside must show 9: a worker_id belongs to one live process, and a supervisor keeps its processes running."""
+"""A worker_id belongs to one live process, and a supervisor keeps its processes running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Must show 3: tasks published before, during and after the start of workers: all complete, none missed."""
+"""Tasks published before, during and after the start of workers: all complete, none missed."""
 
 from __future__ import annotations
 

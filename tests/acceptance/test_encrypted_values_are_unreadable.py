@@ -1,4 +1,4 @@
-"""Must show: with encryption, nothing that a task holds is readable in files, oplog or events, whatever dies."""
+"""With encryption, nothing that a task holds is readable in files, oplog or events, whatever dies."""
 
 from __future__ import annotations
 
