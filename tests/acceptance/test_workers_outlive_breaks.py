@@ -3,21 +3,23 @@ themselves, and nothing is missed."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+import mtask
 from mtask import TaskSpec
+from mtask.errors import DatabaseUnavailable
 from mtask.kernel.document.options import TaskOptions
 from mtask.local import ReplicaSet
 from tests.acceptance.conftest import Report
-from tests.chaos.nemeses.proxy import LossyProxy
-from tests.faults.publishing import SteadyPublisher
+from tests.chaos.nemeses.network import ReplicaSetProxy
 from tests.mongo import PATIENCE, Document, eventually, fail_command
 from tests.security import is_secure
 from tests.workers import Stage, WorkerProcess, end_of, open_stage, runs_of
@@ -55,6 +57,55 @@ def first_start_after(stage: Stage, moment: float) -> float:
         return [event.monotonic - moment for event in stage.events.starts() if event.monotonic > moment]
 
     return min(eventually(started, LONG, "a handler that starts after the break"))
+
+
+class SteadyPublisher:
+    """Publishes one `noop` after the other in a thread, as a service would: what failed again, under its key."""
+
+    def __init__(self, uri: str, database: str, interval: float = 0.02) -> None:
+        self._client = mtask.Client(uri, database=database, server_timeout=timedelta(seconds=2))
+        self._interval = interval
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        #: When the server had each task, on the monotonic clock.
+        self.published: dict[str, float] = {}
+        self.failures = 0
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> dict[str, float]:
+        """Publish the one under way to its end, and stop."""
+        self._is_stopped.set()
+        self._thread.join(60)
+        self._client.close()
+        assert not self._thread.is_alive()
+        assert self.error is None, self.error
+        return self.published
+
+    def _run(self) -> None:
+        number = 0
+        try:
+            while not self._is_stopped.is_set():
+                number += 1
+                task_id = self._publish(f"steady/{number}")
+                self.published[task_id] = time.monotonic()
+                time.sleep(self._interval)
+        except BaseException as error:
+            self.error = error
+
+    def _publish(self, key: str) -> str:
+        while True:
+            try:
+                return self._client.publish("noop", {"value": key}, key=key).task_id
+            except DatabaseUnavailable:
+                self.failures += 1
+                time.sleep(0.05)
 
 
 @contextmanager
@@ -222,11 +273,11 @@ def test_mongod_restarts_and_workers_go_on(single_set: ReplicaSet, tmp_path: Pat
 
 
 @contextmanager
-def behind_proxy(server: ReplicaSet, database: str, folder: Path) -> Iterator[tuple[Stage, LossyProxy]]:
+def behind_proxy(server: ReplicaSet, database: str, folder: Path) -> Iterator[tuple[Stage, ReplicaSetProxy]]:
     """Set a stage whose workers reach the server through a proxy, and the test by itself."""
     if is_secure():
         pytest.skip("the proxy reads what passes through it, and TLS hides that")
-    with LossyProxy(server.nodes[0].port) as proxy, open_stage(server.uri, database, folder) as stage:
+    with ReplicaSetProxy(server) as proxy, open_stage(server.uri, database, folder) as stage:
         stage.uri = stage.worker_uri = proxy.uri
         yield stage, proxy
 
@@ -248,15 +299,16 @@ def test_claim_whose_reply_is_lost_is_run_and_counted_once(
 ) -> None:
     with behind_proxy(mongo_server, database_name, tmp_path) as (stage, proxy):
         stage.start("A")
-        loss = proxy.lose_next(command, text=b"claim_time")
+        loss = proxy.drop_replies(1, commands=[command], text=b"claim_time")
         task_ids = publish_group(stage, count)
-        assert loss.is_lost.wait(PATIENCE)
+        assert loss.is_done.wait(PATIENCE)
         lost = time.monotonic()
 
         assert_all_succeeded_once(stage, task_ids)
 
-        assert loss.seen[0]["ok"] == 1.0, "the server had carried it out"
-        assert loss.seen[0].get("n", 1) == loss.seen[0].get("nModified", 1)
+        (dropped,) = loss.dropped
+        assert dropped.reply["ok"] == 1.0, "the server had carried it out"
+        assert dropped.reply.get("n", 1) == dropped.reply.get("nModified", 1)
         report(
             f"lost reply of a claim of {count}: next start after, ms", round(1000 * first_start_after(stage, lost), 1)
         )
@@ -273,9 +325,9 @@ def test_finish_whose_reply_is_lost_stands_and_is_not_repeated(
 ) -> None:
     with behind_proxy(mongo_server, database_name, tmp_path) as (stage, proxy):
         worker = stage.start("A")
-        loss = proxy.lose_next("update", text=b"success_time")
+        loss = proxy.drop_replies(1, commands=["update"], text=b"success_time")
         task_ids = publish_group(stage, count)
-        assert loss.is_lost.wait(PATIENCE)
+        assert loss.is_done.wait(PATIENCE)
         ends = {task_id: end_of(runs_of(stage.document(task_id))[0]) for task_id in finished(stage, task_ids)}
         assert ends, "the server had carried it out"
 
@@ -312,8 +364,8 @@ def test_ping_whose_reply_is_lost_costs_no_lease(
             stage.wait_run(task_id, "A")
         command = "findAndModify" if count == 1 else "update"
         for _ in range(3):
-            loss = proxy.lose_next(command, text=b"ping_expire_time")
-            assert loss.is_lost.wait(PATIENCE)
+            loss = proxy.drop_replies(1, commands=[command], text=b"ping_expire_time")
+            assert loss.is_done.wait(PATIENCE)
         begin = {task_id: runs_of(stage.document(task_id))[0]["ping_expire_time"] for task_id in task_ids}
         for task_id, lease_end in begin.items():
             stage.wait_document(
@@ -333,12 +385,12 @@ def test_commit_whose_reply_is_lost_is_sent_again_and_its_effect_is_there_once(
     with behind_proxy(mongo_server, database_name, tmp_path) as (stage, proxy):
         stage.mongo[stage.database].create_collection("effects")
         stage.start("A")
-        loss = proxy.lose_next("commitTransaction", collection=1)  # type: ignore[arg-type]
+        loss = proxy.drop_replies(1, commands=["commitTransaction"])
         task = stage.client.publish("deposit", {"database": stage.database}, key="t", **LEASE)
 
         assert_all_succeeded_once(stage, [task.task_id])
 
-        assert loss.is_lost.is_set()
+        assert loss.is_done.is_set()
         assert len(list(stage.mongo[stage.database]["effects"].find())) == 1
         assert len(runs_of(stage.document(task.task_id))) == 1
 

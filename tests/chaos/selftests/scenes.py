@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mtask.features.flows import statements as flows
 from mtask.kernel.document.status import RunStatus
 from tests.chaos.history import History
@@ -13,8 +15,6 @@ from tests.chaos.judge.record.verdict import Kind, Verdict
 from tests.chaos.selftests.story import Story, instant
 
 Scene = Callable[[Story], None]
-#: A scene with which nothing is wrong.
-Legal = Callable[[Story], None]
 
 
 class Scenes(dict[Scene, set[Kind]]):
@@ -22,9 +22,9 @@ class Scenes(dict[Scene, set[Kind]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.legal: list[Legal] = []
+        self.legal: list[Scene] = []
 
-    def allow(self, scene: Legal) -> Legal:
+    def allow(self, scene: Scene) -> Scene:
         """Take in a scene with which nothing is wrong."""
         self.legal.append(scene)
         return scene
@@ -38,23 +38,31 @@ class Scenes(dict[Scene, set[Kind]]):
 
         return take_in
 
-    def judge(self, scene: Scene, story: Story, folder: Path) -> None:
-        """Play the scene beside a task that is well, and see it named as what it is."""
-        story.done()
-        scene(story)
-        verdict = verdict_on(story, folder)
-        assert set(verdict.violations) == self[scene], verdict.describe()
-        assert not verdict.not_proven, verdict.describe()
-        assert not verdict.is_clean
-        for kind in self[scene]:
-            assert verdict.findings[kind].examples[0].what in verdict.describe()
+    def tests(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the tests of all scenes, each played beside a task that is well.
 
+        In the first, what is wrong is named as what it is; in the second, nothing is named.
+        """
 
-def acquit(scene: Legal, story: Story, folder: Path) -> None:
-    """Play a scene with which nothing is wrong, and see that nothing is named."""
-    scene(story)
-    verdict = verdict_on(story, folder)
-    assert verdict.is_clean, verdict.describe()
+        @pytest.mark.parametrize("scene", self, ids=lambda scene: scene.__name__)
+        def is_named(scene: Scene, story: Story, tmp_path: Path) -> None:
+            story.done()
+            scene(story)
+            verdict = verdict_on(story, tmp_path)
+            assert set(verdict.violations) == self[scene], verdict.describe()
+            assert not verdict.not_proven, verdict.describe()
+            assert not verdict.is_clean
+            for kind in self[scene]:
+                assert verdict.findings[kind].examples[0].what in verdict.describe()
+
+        @pytest.mark.parametrize("scene", self.legal, ids=lambda scene: scene.__name__)
+        def passes(scene: Scene, story: Story, tmp_path: Path) -> None:
+            story.done()
+            scene(story)
+            verdict = verdict_on(story, tmp_path)
+            assert verdict.is_clean, verdict.describe()
+
+        return is_named, passes
 
 
 def run(story: Story, task_id: str, *, fails: bool = False) -> None:

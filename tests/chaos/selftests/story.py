@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import bson
 from pymongo import ReturnDocument, WriteConcern
 from pymongo.collection import Collection
 
@@ -26,9 +28,8 @@ from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.derive import Pipeline
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
-from tests.chaos.history import Call, Fault, History, Note, Operation, Version
+from tests.chaos.history import Call, Fault, History, Ledger, Note, Operation, Version
 from tests.chaos.load.order import QUEUES
-from tests.chaos.selftests.written import Written
 
 Document = dict[str, Any]
 EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -392,7 +393,7 @@ class Story:
         self.versions.append(Version(task_id, instant(self.now + _TAKES - self.log_lag), seen))
 
     def write(self, history: History) -> History:
-        """Write it all down."""
+        """Write it all down, as a run under faults leaves it behind."""
         facts = {
             "epoch": EPOCH.timestamp(),
             "started": 0.0,
@@ -401,8 +402,23 @@ class Story:
             "observer_gaps": 0,
             **self.facts,
         }
-        documents = list(self.tasks.find()) if self.documents is None else self.documents
-        written = Written(
-            facts, self.calls, self.notes, self.faults, self.versions, documents, self.effects, self.places
-        )
-        return written.to(history)
+        history.facts_path.write_text(json.dumps(facts))
+        for ledger, records in {
+            history.calls_path("p1"): self.calls,
+            history.notes_path(WORKER): self.notes,
+            history.faults_path: self.faults,
+        }.items():
+            Ledger(ledger).write_all(records)
+        versions = [
+            {"_id": version.task_id, "at": version.at}
+            | ({} if version.document is None else {"document": version.document})
+            for version in self.versions
+        ]
+        for path, entries in {
+            history.versions_path: versions,
+            history.documents_path: list(self.tasks.find()) if self.documents is None else self.documents,
+            history.effects_path: self.effects,
+            history.places_path: self.places,
+        }.items():
+            path.write_bytes(b"".join(bson.encode(entry) for entry in entries))
+        return history

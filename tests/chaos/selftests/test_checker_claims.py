@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements import publish as requests
-from tests.chaos.selftests.scenes import Scene, Scenes
+from tests.chaos.selftests.scenes import Scenes
 from tests.chaos.selftests.story import Story, instant
 
 FAIL, CANCELED, SUCCESS = RunStatus.FAIL, RunStatus.CANCELED, RunStatus.SUCCESS
@@ -257,9 +253,4 @@ def handler_that_begins_twice(story: Story) -> None:
     story.finish(task_id, run_id)
 
 
-# --- the test -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_one_wrong_thing_is_named_as_what_it_is(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
+test_what_is_wrong_is_named, _ = SCENES.tests()

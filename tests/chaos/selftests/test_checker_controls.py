@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.history import Fault
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit, verdict_on
+from tests.chaos.selftests.scenes import Scenes, verdict_on
 from tests.chaos.selftests.story import EPOCH, Story, instant
 
 LIMIT = {"name": "limited", "key": None, "concurrency": 2}
@@ -222,18 +222,7 @@ def firing_that_is_due_at_another_time(story: Story) -> None:
     fire(story, late=0.5, due=0.2)
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
-
-
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_what_is_allowed_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    story.done()
-    acquit(scene, story, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()
 
 
 def test_lapsed_runs_that_wait_for_a_place_are_no_slow_rescues(story: Story, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mtask.kernel.document.status import RunStatus
 from tests.chaos.history import Fault
 from tests.chaos.judge.executors import AT_ONCE, KILLING
 from tests.chaos.load.app import isolated_names
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit, verdict_on
+from tests.chaos.selftests.scenes import Scenes, verdict_on
 from tests.chaos.selftests.story import WORKER, Story
 
 FAIL, CANCELED = RunStatus.FAIL, RunStatus.CANCELED
@@ -328,26 +328,19 @@ def life(began: float, ended: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def told(story: Story) -> Story:
+def story(story: Story) -> Story:
     """Begin a story whose facts name the handlers in executors, and the workers."""
     story.facts |= {"isolated": isolated_names(), "ends": [life(story.now, story.now + 60)]}
     return story
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_is_named_as_what_it_is(scene: Scene, told: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, told, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()
 
 
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_is_acquitted(scene: Legal, told: Story, tmp_path: Path) -> None:
-    acquit(scene, told, tmp_path)
-
-
-def test_the_figures_tell_how_soon_deaths_were_told(told: Story, tmp_path: Path) -> None:
-    a_death_is_told_at_once_and_the_task_runs_again(told)
-    a_death_after_the_commit_leaves_the_success(told)
-    figures = verdict_on(told, tmp_path).figures
+def test_the_figures_tell_how_soon_deaths_were_told(story: Story, tmp_path: Path) -> None:
+    a_death_is_told_at_once_and_the_task_runs_again(story)
+    a_death_after_the_commit_leaves_the_success(story)
+    figures = verdict_on(story, tmp_path).figures
     assert figures.executors == {
         "handlers": 3,
         "killed": 2,
@@ -361,8 +354,8 @@ def test_the_figures_tell_how_soon_deaths_were_told(told: Story, tmp_path: Path)
 
 @pytest.mark.parametrize(("codes", "is_clean"), [({"w1": 0}, True), ({"w1": -9}, False)])
 def test_a_worker_that_does_not_end_in_order_is_a_doubt(
-    told: Story, tmp_path: Path, codes: dict[str, int], is_clean: bool
+    story: Story, tmp_path: Path, codes: dict[str, int], is_clean: bool
 ) -> None:
-    told.done()
-    told.facts["exit_codes"] = codes
-    assert verdict_on(told, tmp_path).is_clean is is_clean
+    story.done()
+    story.facts["exit_codes"] = codes
+    assert verdict_on(story, tmp_path).is_clean is is_clean

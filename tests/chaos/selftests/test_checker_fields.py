@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
-
-import pytest
 
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements import publish as requests
-from tests.chaos.selftests.scenes import Scene, Scenes
+from tests.chaos.selftests.scenes import Scenes
 from tests.chaos.selftests.story import Story, instant
 
 FAIL, CANCELED, SUCCESS = RunStatus.FAIL, RunStatus.CANCELED, RunStatus.SUCCESS
@@ -248,9 +245,4 @@ def document_that_is_malformed(story: Story) -> None:
     story.set(task_id, task_state__failed_cnt=-1)
 
 
-# --- the test -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_one_wrong_thing_is_named_as_what_it_is(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
+test_what_is_wrong_is_named, _ = SCENES.tests()

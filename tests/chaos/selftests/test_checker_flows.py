@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from mtask.features.flows import statements as flows
 from mtask.features.flows.rules import Verdict
 from tests.chaos.history import Call, Ledger
 from tests.chaos.load import flows as flow_load
 from tests.chaos.load import publisher
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit, release, run, told
+from tests.chaos.selftests.scenes import Scenes, release, run, told
 from tests.chaos.selftests.story import Story, instant
 
 SCENES = Scenes()
@@ -152,14 +150,7 @@ def dependency_that_is_lost(story: Story) -> None:
     told(story, first, other, last)
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
-
-
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    acquit(scene, story, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()
 
 
 # --- the load -------------------------------------------------------------------------------------------------

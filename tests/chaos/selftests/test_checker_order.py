@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.chaos.history import Fault
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit, verdict_on
+from tests.chaos.selftests.scenes import Scenes, verdict_on
 from tests.chaos.selftests.story import EPOCH, WORKER, Story
 
 SCENES = Scenes()
@@ -209,15 +207,7 @@ def two_runs_at_once(story: Story) -> None:
     story.finish(first, run_id)
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_what_breaks_the_order_is_named(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
-
-
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_what_keeps_the_order_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    story.done()
-    acquit(scene, story, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()
 
 
 def test_figures_tell_of_starts_and_rescues(story: Story, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mtask.features.flows.rules import Verdict
 from mtask.kernel.document.status import RunStatus
 from tests.chaos.load import app
 from tests.chaos.load import flows as flow_load
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit, release, run, told, verdict_on
+from tests.chaos.selftests.scenes import Scenes, release, run, told, verdict_on
 from tests.chaos.selftests.story import Story, instant
 
 SCENES = Scenes()
@@ -396,17 +396,7 @@ def next_task_that_misses_a_result(story: Story) -> None:
     story.finish(second, run_id, RunStatus.FAIL, final=True)
 
 
-# --- all of them ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
-
-
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    acquit(scene, story, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()
 
 
 def test_children_and_next_tasks_are_counted(story: Story, tmp_path: Path) -> None:

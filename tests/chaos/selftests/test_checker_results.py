@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements import finish
 from mtask.kernel.statements.finish import Outcome
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit
+from tests.chaos.selftests.scenes import Scenes
 from tests.chaos.selftests.story import Story, instant
 
 FAIL, CANCELED, SUCCESS = RunStatus.FAIL, RunStatus.CANCELED, RunStatus.SUCCESS
@@ -305,14 +302,4 @@ def handler_that_begins_before_its_claim(story: Story) -> None:
     story.finish(task_id, run_id)
 
 
-# --- the test -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_one_wrong_thing_is_named_as_what_it_is(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
-
-
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_what_is_allowed_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    acquit(scene, story, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()

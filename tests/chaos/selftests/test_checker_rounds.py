@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements.finish import Outcome
 from tests.chaos.load import tasks
-from tests.chaos.selftests.scenes import Legal, Scene, Scenes, acquit, verdict_on
+from tests.chaos.selftests.scenes import Scenes, verdict_on
 from tests.chaos.selftests.story import Story, instant
 
 TASK = "renewed:again/0"
@@ -283,14 +281,7 @@ def last_round_that_never_begins(story: Story) -> None:
     end(story, run_id)
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_what_is_wrong_is_named(scene: Scene, story: Story, tmp_path: Path) -> None:
-    SCENES.judge(scene, story, tmp_path)
-
-
-@pytest.mark.parametrize("scene", SCENES.legal, ids=lambda scene: scene.__name__)
-def test_what_is_well_passes(scene: Legal, story: Story, tmp_path: Path) -> None:
-    acquit(scene, story, tmp_path)
+test_what_is_wrong_is_named, test_what_is_well_passes = SCENES.tests()
 
 
 def test_calls_and_rounds_are_counted(story: Story, tmp_path: Path) -> None:
