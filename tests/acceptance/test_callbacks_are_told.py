@@ -15,7 +15,7 @@ from mtask.testing import CallbackReceiver
 from tests.mongo import PATIENCE, eventually
 from tests.workers import Stage, WorkerProcess
 
-DYING = "tests.acceptance.dying_callbacks_app:app"
+DYING = "tests.acceptance.dying_app:app"
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.mongo import PATIENCE, Document, eventually
 from tests.mongo import Client as Mongo
 from tests.workers import Stage, open_stage, runs_of
 
-DYING_APP = "tests.acceptance.dying_app:app"
+DYING_APP, AFTER_THE_FINISH = "tests.acceptance.dying_app:app", {"MTASK_TEST_DIES": "after the finish"}
 PUBLISHERS = 20
 #: The finish of a step, and then the release of its dependents by another worker: at most this time lies in between.
 MAX_RECOVERY = timedelta(seconds=10)
@@ -193,7 +193,7 @@ def test_what_a_finisher_that_dies_before_the_release_owes_is_released_within_te
     stage.start("rescuer", "--queues", "right")
     took = []
     for number in range(2):
-        dying = stage.launch(f"dying-{number}", "--queues", "left", app=DYING_APP)
+        dying = stage.launch(f"dying-{number}", "--queues", "left", app=DYING_APP, environment=AFTER_THE_FINISH)
         stage.wait_running(dying)
         flow = Flow(f"f{number}")
         first = flow.add("first", "noop", queue="left")

@@ -8,7 +8,6 @@ _FILTERS = "mtask/kernel/statements/filters.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
 _SEVERAL = "mtask/features/events/completed.py"
 _LOOKUP = "tests/integration/client/test_lookup.py"
-_PAIR = '{"lookup": {"$elemMatch": {"k": name, "v": values[0] if len(values) == 1 else {"$in": list(values)}}}}'
 
 LOOKUP_MUTATIONS = (
     Mutation(

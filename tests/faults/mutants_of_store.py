@@ -31,12 +31,6 @@ _PLACES = "tests/integration/kernel/operations/test_index_of_id.py"
 _SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
 _LOCAL_NOW = '__import__("datetime").datetime.now(__import__("datetime").UTC)'
-_FINISH_GUARD = "guard = filters.held_runs(task_ids, run_ids)\n        general"
-_OF_ITS_RUN = '{"$eq": [f"{x.RUNS}.run_id", [_of_task(outcomes, run_ids)]]},'
-_CLOSES = (
-    'closes = {"$and": [{"$eq": ["$$run.run_id", "$$runId"]}, {"$eq": ["$$run.status", RunStatus.RUNNING.value]}]}'
-)
-_CLOSES_ANY = 'closes = {"$eq": ["$$run.status", RunStatus.RUNNING.value]}'
 
 STORE_MUTATIONS = (
     # --- fences ---------------------------------------------------------------------------------------------
