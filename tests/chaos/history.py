@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,7 +128,7 @@ class Ledger:
         """Append one record; it is the kernel's when this returns."""
         os.write(self._descriptor, json.dumps(asdict(record), separators=(",", ":")).encode() + b"\n")
 
-    def write_all(self, records: list[Call]) -> None:
+    def write_all(self, records: Sequence[Call | Note | Fault]) -> None:
         """Append several records by one write."""
         lines = (json.dumps(asdict(record), separators=(",", ":")).encode() + b"\n" for record in records)
         os.write(self._descriptor, b"".join(lines))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -403,12 +404,15 @@ class Story:
             **self.facts,
         }
         history.facts_path.write_text(json.dumps(facts))
-        for ledger, records in {
+        ledgers: dict[Path, Sequence[Call | Note | Fault]] = {
             history.calls_path("p1"): self.calls,
             history.notes_path(WORKER): self.notes,
             history.faults_path: self.faults,
-        }.items():
-            Ledger(ledger).write_all(records)
+        }
+        for path, records in ledgers.items():
+            ledger = Ledger(path)
+            ledger.write_all(records)
+            ledger.close()
         versions = [
             {"_id": version.task_id, "at": version.at}
             | ({} if version.document is None else {"document": version.document})
