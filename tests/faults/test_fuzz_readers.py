@@ -122,8 +122,8 @@ def test_clients_get_over_documents_changed_at_random(
     assert right.task_id in {task.id for task in client.find(limit=0)}
     assert client.count() >= 1
     assert client.stats()
-    fields = [finding.fields.get(ids, ()) for finding in client.diagnose() for ids in ("task_ids", "marked_ids")]
-    assert {str(document["_id"]) for document in written.stored() if malformation(document)} <= {*chain(*fields)}
+    findings = client.diagnose()
+    assert "documents" in {finding.check for finding in findings}
     keys = [task_id.split(":", 1) for task_id in written.ids if isinstance(task_id, str) and task_id[:5] == "noop:"]
     calls: list[Callable[[str, str], Any]] = [
         client.get,
@@ -140,6 +140,17 @@ def test_clients_get_over_documents_changed_at_random(
             with suppress(MtaskError):
                 found = call(name, key)
                 assert not isinstance(found, Task) or found.id == f"{name}:{key}"
+
+
+@fuzz(4, shrink=False)
+@given(seed=st.integers(0, 2**32))
+def test_the_doctor_names_each_document_that_is_malformed(
+    mongo: Mongo, database_name: str, client: Client, seed: int
+) -> None:
+    written = Written(mongo, database_name, seed)
+    written.insert()
+    named = [finding.fields.get(ids, ()) for finding in client.diagnose() for ids in ("task_ids", "marked_ids")]
+    assert {str(document["_id"]) for document in written.stored() if malformation(document)} <= {*chain(*named)}
 
 
 @fuzz(2, shrink=False)
