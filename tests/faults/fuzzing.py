@@ -187,7 +187,7 @@ anything = st.one_of(_usual, _usual, foreign)
 
 
 #: How the last resorts of a worker tell in its log that something got through which should have been dealt with.
-LAST_RESORTS = ("goes on", "cannot be taken is examined", "could not be concluded", "bug in mtask", "Traceback")
+_LAST_RESORTS = ("goes on", "cannot be taken is examined", "could not be concluded", "bug in mtask", "Traceback")
 
 
 class Lab:
@@ -266,7 +266,7 @@ class _Resorts(logging.Handler):
         told = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None and "handler failed" not in told:
             told += " " + "".join(traceback.format_exception(record.exc_info[1]))
-        if any(sign in told for sign in LAST_RESORTS):
+        if any(sign in told for sign in _LAST_RESORTS):
             self.seen.append(told)
 
     def unhandled(self, _: Any, context: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pymongo import MongoClient
 from mtask import App, AsyncClient
 from mtask.errors import DatabaseError
 from mtask.local import ReplicaSet
-from tests.faults import breaks
+from tests.chaos.nemeses import breaks
 from tests.integration.worker_harness import working
 from tests.mongo import Client, until
 

@@ -16,7 +16,7 @@ from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.operations import change as queries
 from mtask.local import ReplicaSet
 from mtask.logs import FIELDS
-from tests.faults import breaks
+from tests.chaos.nemeses import breaks
 from tests.integration.worker_harness import working
 from tests.mongo import PATIENCE, Client, Document, until
 
