@@ -77,7 +77,7 @@ def test_strict_client_administers_queues_and_schedules(strict: AnyClient) -> No
         strict.stop_worker("gone")
 
 
-def test_strict_client_hears_of_what_a_worker_does_and_stops_it(
+async def test_strict_client_hears_of_what_a_worker_does_and_stops_it(
     mongo_uri: str, database_name: str, mongo: Mongo
 ) -> None:
     app = App()
@@ -102,13 +102,10 @@ def test_strict_client_hears_of_what_a_worker_does_and_stops_it(
             client.stop_worker("w1")
             return told
 
-    async def scenario() -> list[str]:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            told = await asyncio.to_thread(follow)
-            await asyncio.wait_for(asyncio.shield(bench.life), 40)
-            return told
-
-    assert asyncio.run(scenario()) == ["published", "claimed", "succeeded"]
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        told = await asyncio.to_thread(follow)
+        await asyncio.wait_for(asyncio.shield(bench.life), 40)
+        assert told == ["published", "claimed", "succeeded"]
 
 
 def test_what_the_stable_api_has_no_command_for_says_so(strict: AnyClient) -> None:

@@ -188,23 +188,20 @@ def test_there_is_a_limit_of_streams(mongo_uri: str, database_name: str) -> None
     with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_streams=1))
 
 
-def test_a_viewer_too_far_behind_gets_what_was_kept_and_is_then_disconnected() -> None:
-    async def scenario() -> None:
-        viewer = Viewer(lambda _: True, 3)
-        for event in "abcde":
-            viewer.offer(event)  # type: ignore[arg-type] # what it keeps is nothing to it, but gaps are not selected
-        assert viewer.is_over
-        assert [await viewer.next(1) for _ in range(4)] == ["a", "b", "c", BEHIND]
-        assert await viewer.next(0.01) is None
-        full = Viewer(lambda _: True, 2)
-        for event in "ab":
-            full.offer(event)  # type: ignore[arg-type]
-        full.offer(CLOSING)
-        assert [await full.next(1) for _ in range(3)] == ["a", "b", CLOSING]
-        full.offer(LOST)
-        assert await full.next(0.01) is None
-
-    asyncio.run(scenario())
+async def test_a_viewer_too_far_behind_gets_what_was_kept_and_is_then_disconnected() -> None:
+    viewer = Viewer(lambda _: True, 3)
+    for event in "abcde":
+        viewer.offer(event)  # type: ignore[arg-type] # what it keeps is nothing to it, but gaps are not selected
+    assert viewer.is_over
+    assert [await viewer.next(1) for _ in range(4)] == ["a", "b", "c", BEHIND]
+    assert await viewer.next(0.01) is None
+    full = Viewer(lambda _: True, 2)
+    for event in "ab":
+        full.offer(event)  # type: ignore[arg-type]
+    full.offer(CLOSING)
+    assert [await full.next(1) for _ in range(3)] == ["a", "b", CLOSING]
+    full.offer(LOST)
+    assert await full.next(0.01) is None
 
 
 def test_a_viewer_that_does_not_read_is_disconnected_and_others_go_on(mongo_uri: str, database_name: str) -> None:

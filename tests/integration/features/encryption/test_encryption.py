@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -359,12 +358,9 @@ def test_worker_that_knows_no_encryption_holds_up_publishing(client: Client, mon
     registry.delete_one({"_id": "old"})
 
 
-def test_client_without_access_to_the_key_vault_says_what_to_give(database_name: str) -> None:
-    async def scenario() -> None:
-        async with AsyncMongoClient[Any](connect=False) as source:
-            with pytest.raises(InvalidInput, match=r"Encryption\(uri="):
-                AsyncClient(source, database=database_name, encryption=encryption_of(database_name))
-
-    asyncio.run(scenario())
+async def test_client_without_access_to_the_key_vault_says_what_to_give(database_name: str) -> None:
+    async with AsyncMongoClient[Any](connect=False) as source:
+        with pytest.raises(InvalidInput, match=r"Encryption\(uri="):
+            AsyncClient(source, database=database_name, encryption=encryption_of(database_name))
     with pytest.raises(InvalidInput, match="Encryption"):
         Client("mongodb://127.0.0.1:1", encryption={"local": {}})  # type: ignore[arg-type]

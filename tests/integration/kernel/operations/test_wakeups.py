@@ -286,48 +286,44 @@ def test_what_changes_while_it_turns_to_dense_writes_is_told(mongo_uri: str, sto
     assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE)) == ["task:first", "task:second", "task:last"]
 
 
-def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
+async def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
     mongo_uri: str, mongo: Client, store: SyncStore
 ) -> None:
     """Others write all the while, first much, then nothing, then much; what concerns this stream comes in between."""
     name, app_name = store.database.name, f"stream-{store.database.name}"
     unhurried = mongo[name].get_collection("others", write_concern=WriteConcern(w=1, j=False))
     told: list[str] = []
+    reader = AsyncStore(AsyncMongoClient(mongo_uri, appname=app_name, tz_aware=True), name)
+    stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
 
-    async def scenario() -> None:
-        reader = AsyncStore(AsyncMongoClient(mongo_uri, appname=app_name, tz_aware=True), name)
-        stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
+    async def read() -> None:
+        while stream.is_open:
+            event = await stream.next()
+            if event is not None:
+                told.append(event.task_id)
 
-        async def read() -> None:
-            while stream.is_open:
-                event = await stream.next()
-                if event is not None:
-                    told.append(event.task_id)
+    async def waits() -> bool:
+        return await asyncio.to_thread(is_waited_in, mongo, app_name)
 
-        async def waits() -> bool:
-            return await asyncio.to_thread(is_waited_in, mongo, app_name)
+    async def publish_and_hear(key: str) -> None:
+        await asyncio.to_thread(publish, store, key)
+        await until(lambda: f"task:{key}" in told, message=f"{key} is told")
 
-        async def publish_and_hear(key: str) -> None:
-            await asyncio.to_thread(publish, store, key)
-            await until(lambda: f"task:{key}" in told, message=f"{key} is told")
-
-        reading = asyncio.create_task(read())
-        published = 0
-        for _ in range(2):
-            await until(waits, message="it waits for what comes")
-            await publish_and_hear(f"calm-{published}")
-            end = monotonic() + 20
-            while stream.density is not Density.DENSE:
-                assert monotonic() < end, "it is waited in, though writes are dense"
-                await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
-                published += 1
-                await asyncio.to_thread(publish, store, f"dense-{published}")
-            await publish_and_hear(f"last-{published}")
-        reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await reading
-        await stream.close()
-        await reader.close()
-
-    asyncio.run(scenario())
+    reading = asyncio.create_task(read())
+    published = 0
+    for _ in range(2):
+        await until(waits, message="it waits for what comes")
+        await publish_and_hear(f"calm-{published}")
+        end = monotonic() + 20
+        while stream.density is not Density.DENSE:
+            assert monotonic() < end, "it is waited in, though writes are dense"
+            await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
+            published += 1
+            await asyncio.to_thread(publish, store, f"dense-{published}")
+        await publish_and_hear(f"last-{published}")
+    reading.cancel()
+    with suppress(asyncio.CancelledError):
+        await reading
+    await stream.close()
+    await reader.close()
     assert sorted(told) == sorted(document["_id"] for document in store.tasks.find({}, {"_id": 1}))

@@ -207,27 +207,23 @@ def tells(client: Client) -> None:
     assert client.run_bulk(client.plan_bulk("remove", key="unreadable").plan).done_cnt == 1
 
 
-def test_every_write_of_workers_and_clients_names_its_documents_by_id(
+async def test_every_write_of_workers_and_clients_names_its_documents_by_id(
     mongo_uri: str, database_name: str, mongo: Mongo, writes: Writes, turns: Turns
 ) -> None:
     handlers = Handlers()
-
-    async def scenario() -> None:
-        with opened(mongo_uri, database_name) as (client, source):
-            async with working(mongo_uri, database_name, mongo, handlers.app, logs=LogOptions(keep=1)) as bench:
-                await runs(bench)
-                await changes(bench, client)
-                await limits(bench)
-                await malformed(bench)
-                await asyncio.to_thread(controls, client)
-                await bench.client.keep("default", success=2, fail=0)
-                await until(lambda: bench.count("SUCCESS") == 2, message="all but the newest are removed")
-                handlers.gate.set()
-                await bench.at_rest()
-            await asyncio.to_thread(without_worker, client, source)
-            await asyncio.to_thread(tells, client)
-
-    asyncio.run(scenario())
+    with opened(mongo_uri, database_name) as (client, source):
+        async with working(mongo_uri, database_name, mongo, handlers.app, logs=LogOptions(keep=1)) as bench:
+            await runs(bench)
+            await changes(bench, client)
+            await limits(bench)
+            await malformed(bench)
+            await asyncio.to_thread(controls, client)
+            await bench.client.keep("default", success=2, fail=0)
+            await until(lambda: bench.count("SUCCESS") == 2, message="all but the newest are removed")
+            handlers.gate.set()
+            await bench.at_rest()
+        await asyncio.to_thread(without_worker, client, source)
+        await asyncio.to_thread(tells, client)
     targeted = [write for write in writes.seen if is_targeted(write[2])]
     assert len(targeted) > 100, "the listener has heard of them"
     assert {command for command, *_ in targeted} == {"findAndModify", "update", "delete", "insert"}

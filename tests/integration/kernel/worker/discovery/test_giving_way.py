@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -71,7 +70,7 @@ async def ready(bench: Bench, peer_cnt: int) -> None:
     bench.stop_scans()
 
 
-def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not(
+async def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not(
     mongo_uri: str,
     database_name: str,
     mongo: Client,
@@ -84,43 +83,35 @@ def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_n
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     _, theirs = keys_by_rank("idle")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await ready(bench, 1)
-            await bench.client.publish("work", key=theirs)
-            await bench.status(f"work:{theirs}", "SUCCESS")
-            after = steps[steps.index(f"work:{theirs}") + 1 :]
-            assert after == ["claim"]
-
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        await ready(bench, 1)
+        await bench.client.publish("work", key=theirs)
+        await bench.status(f"work:{theirs}", "SUCCESS")
+        after = steps[steps.index(f"work:{theirs}") + 1 :]
+        assert after == ["claim"]
 
 
-def test_events_that_came_together_are_all_taken_before_a_worker_gives_way(
+async def test_events_that_came_together_are_all_taken_before_a_worker_gives_way(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await ready(bench, 1)
-            before = bench.worker.parts.stream.event_cnt
-            specs = [TaskSpec("work", {}, key=theirs), TaskSpec("work", {}, key=mine)]
-            with (  # all become visible at one instant
-                SyncClient(mongo, database=database_name) as client,
-                mongo.start_session() as session,
-                session.start_transaction(),
-            ):
-                client.publish_many(specs, session=session)
-            await bench.heard(before + 1)
-            await bench.status(f"work:{mine}", "SUCCESS")
-
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        await ready(bench, 1)
+        before = bench.worker.parts.stream.event_cnt
+        specs = [TaskSpec("work", {}, key=theirs), TaskSpec("work", {}, key=mine)]
+        with (  # all become visible at one instant
+            SyncClient(mongo, database=database_name) as client,
+            mongo.start_session() as session,
+            session.start_transaction(),
+        ):
+            client.publish_many(specs, session=session)
+        await bench.heard(before + 1)
+        await bench.status(f"work:{mine}", "SUCCESS")
 
 
-def test_events_in_series_are_not_late(
+async def test_events_in_series_are_not_late(
     mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gives way only to a task that comes some time after the last event."""
@@ -128,15 +119,11 @@ def test_events_in_series_are_not_late(
     monkeypatch.setattr(stream, "_APART", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await ready(bench, 1)
-            await bench.client.publish("work", key=mine)  # the first event of all is never in a series
-            await bench.status(f"work:{mine}", "SUCCESS")
-            await bench.client.publish("work", key=theirs)
-            await bench.status(f"work:{theirs}", "SUCCESS")
-            await bench.client.publish("work", key="last")
-            await bench.status("work:last", "SUCCESS")
-
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        await ready(bench, 1)
+        await bench.client.publish("work", key=mine)  # the first event of all is never in a series
+        await bench.status(f"work:{mine}", "SUCCESS")
+        await bench.client.publish("work", key=theirs)
+        await bench.status(f"work:{theirs}", "SUCCESS")
+        await bench.client.publish("work", key="last")
+        await bench.status("work:last", "SUCCESS")

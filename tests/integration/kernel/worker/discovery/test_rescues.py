@@ -19,7 +19,7 @@ from tests.mongo import PATIENCE, Client
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 3_000], ids=["lease-within-the-horizon", "lease-beyond-it"])
-def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
+async def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     mongo_uri: str,
     database_name: str,
     mongo: Client,
@@ -36,20 +36,15 @@ def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     async def work() -> None:
         await asyncio.sleep(0.03)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=2) as bench:
-            with bench.backed_up():
-                await bench.client.publish("work", key="begun", worker_timeout_ms=lease_ms, ping_interval_ms=500)
-                await asyncio.to_thread(store.run, claims.claim(["work:begun"], "dead", "token"))
-                await bench.client.publish_many([TaskSpec("work", key=str(number)) for number in range(800)])
-            await bench.status("work:begun", "SUCCESS", PATIENCE)
-            dead, rescue = bench.state("work:begun")["worker_states"]
-            assert (dead["status"], rescue["status"]) == ("TIMEOUT", "SUCCESS")
-            between = {"$gt": dead["ping_expire_time"], "$lt": rescue["claim_time"]}
-            overtaken = bench.tasks.count_documents(
-                {"task_state.worker_states": {"$elemMatch": {"claim_time": between}}}
-            )
-            assert bench.count("INIT") > 100, "there was more that had waited longer"
-            assert overtaken < 60, "a second's work at most: what was under way, and the next regular scan"
-
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app, concurrency=2) as bench:
+        with bench.backed_up():
+            await bench.client.publish("work", key="begun", worker_timeout_ms=lease_ms, ping_interval_ms=500)
+            await asyncio.to_thread(store.run, claims.claim(["work:begun"], "dead", "token"))
+            await bench.client.publish_many([TaskSpec("work", key=str(number)) for number in range(800)])
+        await bench.status("work:begun", "SUCCESS", PATIENCE)
+        dead, rescue = bench.state("work:begun")["worker_states"]
+        assert (dead["status"], rescue["status"]) == ("TIMEOUT", "SUCCESS")
+        between = {"$gt": dead["ping_expire_time"], "$lt": rescue["claim_time"]}
+        overtaken = bench.tasks.count_documents({"task_state.worker_states": {"$elemMatch": {"claim_time": between}}})
+        assert bench.count("INIT") > 100, "there was more that had waited longer"
+        assert overtaken < 60, "a second's work at most: what was under way, and the next regular scan"

@@ -189,36 +189,32 @@ def test_ranks_stay_if_nothing_has_changed(knowing: Knowing, store: SyncStore, c
     knowing(test)
 
 
-def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
+async def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans_module, "HORIZON", timedelta(hours=1))  # no regular scan reads what a change has left
     app = App()
     app.task(name="work")(lambda: None)
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        parts = bench.worker.parts
+        scans: Any = parts.scans
+        scan, scanned = scans._scan, []
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            scans: Any = parts.scans
-            scan, scanned = scans._scan, []
+        async def noted_scan(*, is_full: bool) -> None:
+            scanned.append(is_full)
+            await scan(is_full=is_full)
 
-            async def noted_scan(*, is_full: bool) -> None:
-                scanned.append(is_full)
-                await scan(is_full=is_full)
+        async def known(*ids: str) -> None:
+            others = parts.ranks._peers._others
+            await until(lambda: parts.ranks._peers._others.get("work", ()) == ids, message=f"{ids}: {others}")
 
-            async def known(*ids: str) -> None:
-                others = parts.ranks._peers._others
-                await until(lambda: parts.ranks._peers._others.get("work", ()) == ids, message=f"{ids}: {others}")
-
-            scans._scan = noted_scan
-            for worker_id in ("a", "b", "c"):
-                await asyncio.to_thread(register, store, worker_id, ["work"])
-            await known("a", "b", "c")
-            stopping = workers.Heartbeat(WorkerStatus.STOPPING, 0, 10, [])
-            for worker_id in ("c", "a"):
-                me = registration(worker_id, ["default"], ["work"])
-                await asyncio.to_thread(store.run, workers.heartbeat(me, stopping))
-            await known("b")
-            assert False not in scanned  # a full scan may follow the opening of the stream
-
-    asyncio.run(scenario())
+        scans._scan = noted_scan
+        for worker_id in ("a", "b", "c"):
+            await asyncio.to_thread(register, store, worker_id, ["work"])
+        await known("a", "b", "c")
+        stopping = workers.Heartbeat(WorkerStatus.STOPPING, 0, 10, [])
+        for worker_id in ("c", "a"):
+            me = registration(worker_id, ["default"], ["work"])
+            await asyncio.to_thread(store.run, workers.heartbeat(me, stopping))
+        await known("b")
+        assert False not in scanned  # a full scan may follow the opening of the stream

@@ -148,36 +148,32 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
     assert scans.further_cnt > 0
 
 
-def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
+async def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans_module, "HORIZON", timedelta(minutes=5))  # no scan of the worker's own comes between
     app = App()
     app.task(name="work")(lambda: None)
     others = [{"_id": "w2", "names": ["work"], "queues": ["default"], "concurrency": 1, "appeal_cnt": 0}]
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        parts = bench.worker.parts
+        ranks, queue = parts.ranks, parts.queue
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            ranks, queue = parts.ranks, parts.queue
+        async def ranks_of_found(version: int) -> set[int]:
+            """Scan as for a share of the ranks of this version. The first task of a scan is ranked apart."""
+            for task_id, _ in queue.names():
+                queue.discard(task_id)
+            scan = finding.scan(["default"], ["work"], "w1", 0, 40)
+            found = await parts.scans._batches._take(scan, share_of=version)
+            return {queue._entries[document["_id"]].rank for document in found.documents[1:]}
 
-            async def ranks_of_found(version: int) -> set[int]:
-                """Scan as for a share of the ranks of this version. The first task of a scan is ranked apart."""
-                for task_id, _ in queue.names():
-                    queue.discard(task_id)
-                scan = finding.scan(["default"], ["work"], "w1", 0, 40)
-                found = await parts.scans._batches._take(scan, share_of=version)
-                return {queue._entries[document["_id"]].rank for document in found.documents[1:]}
-
-            with bench.backed_up():
-                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(40)])
-                await until(lambda: len(queue) == 40, message="the stream has told of all")
-                version = ranks.version
-                await ranks.take(others)
-                assert await ranks_of_found(version) == {0, 1}
-                assert await ranks_of_found(ranks.version) == {0}  # as if all of them were in its share
-
-    asyncio.run(scenario())
+        with bench.backed_up():
+            await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(40)])
+            await until(lambda: len(queue) == 40, message="the stream has told of all")
+            version = ranks.version
+            await ranks.take(others)
+            assert await ranks_of_found(version) == {0, 1}
+            assert await ranks_of_found(ranks.version) == {0}  # as if all of them were in its share
 
 
 @pytest.mark.fresh_database  # a malformed task of another test would have made the index one of arrays, for good
@@ -265,7 +261,7 @@ def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_back
     assert scans.vain_cnt == 1
 
 
-def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
+async def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
     mongo_uri: str, database_name: str, mongo: Client, store: SyncStore
 ) -> None:
     register(store, "other", ["work"])
@@ -275,16 +271,13 @@ def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
     async def work() -> None:
         return None
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            scans: Any = bench.worker.parts.scans
-            await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
-            for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):
-                scans._counts_own, scans._scanned_at, scans._batches.all_took = False, monotonic(), took
-                scans._queue.has_more = True
-                scans.refill()
-                assert scans._scanned_at + pause <= scans._refill.when() <= monotonic() + pause
-                scans._refill.cancel()
-                scans._refill = None
-
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app) as bench:
+        scans: Any = bench.worker.parts.scans
+        await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
+        for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):
+            scans._counts_own, scans._scanned_at, scans._batches.all_took = False, monotonic(), took
+            scans._queue.has_more = True
+            scans.refill()
+            assert scans._scanned_at + pause <= scans._refill.when() <= monotonic() + pause
+            scans._refill.cancel()
+            scans._refill = None

@@ -37,7 +37,7 @@ def overtaken(starts: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.005, 0.02])
-def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
+async def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client, seconds: float
 ) -> None:
     app, starts = App(), list[int]()
@@ -50,18 +50,15 @@ def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
     def backlog(label: str) -> list[TaskSpec]:
         return [TaskSpec("slow", {"number": n}, key=f"{label}/{n:03}", priority=n) for n in range(COUNT)]
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            await until(lambda: len(starts) == COUNT, message="all started")
-            assert starts == sorted(starts, reverse=True)
-            for concurrency in (1, 3, 10):
-                starts.clear()
-                await release(bench, backlog(f"{concurrency}"), concurrency)
-                await until(lambda: len(starts) == COUNT, message="all started")
-                assert overtaken(starts) < concurrency, starts
-
     client.publish_many(backlog("slow"))
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+        await until(lambda: len(starts) == COUNT, message="all started")
+        assert starts == sorted(starts, reverse=True)
+        for concurrency in (1, 3, 10):
+            starts.clear()
+            await release(bench, backlog(f"{concurrency}"), concurrency)
+            await until(lambda: len(starts) == COUNT, message="all started")
+            assert overtaken(starts) < concurrency, starts
 
 
 KINDS = ["quick", "quick", "blocking", "twice", "again"]
@@ -161,7 +158,7 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
     assert watch.most_waiting > 1
 
 
-def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities(
+async def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities(
     mongo_uri: str, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     app, starts = App(), list[str | None]()
@@ -174,13 +171,10 @@ def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities
         many = [("alfa", 0), ("flood", 9)]
         return [TaskSpec("work", key=f"{round_}/{n}", tenant=t, priority=p) for n in range(COUNT) for t, p in many]
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            for round_ in range(2):  # in the second round, more is claimed ahead
-                starts.clear()
-                await release(bench, backlog(round_), 1)
-                await until(lambda: len(starts) == 2 * COUNT, message="all started")
-                assert all(first != second for first, second in pairwise(starts)), starts
-
     client.set_fair("default")
-    asyncio.run(scenario())
+    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+        for round_ in range(2):  # in the second round, more is claimed ahead
+            starts.clear()
+            await release(bench, backlog(round_), 1)
+            await until(lambda: len(starts) == 2 * COUNT, message="all started")
+            assert all(first != second for first, second in pairwise(starts)), starts

@@ -62,61 +62,55 @@ def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
 
 
 @pytest.mark.parametrize("status", [RunStatus.FAIL, RunStatus.CANCELED])
-def test_other_endings_are_written_while_successes_flow_without_end(status: Ended) -> None:
-    async def scenario() -> None:
-        written: list[str] = []
-        is_over = asyncio.Event()
+async def test_other_endings_are_written_while_successes_flow_without_end(status: Ended) -> None:
+    written: list[str] = []
+    is_over = asyncio.Event()
 
-        class Pinger:
-            def release(self, run: Any) -> None:
-                written.append(run.run_id)
-                if "other" in written or len(written) > _MANY:
-                    is_over.set()
-                else:  # one more success for each that was written: some always wait
-                    finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
+    class Pinger:
+        def release(self, run: Any) -> None:
+            written.append(run.run_id)
+            if "other" in written or len(written) > _MANY:
+                is_over.set()
+            else:  # one more success for each that was written: some always wait
+                finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
 
-            def release_all(self, runs: Iterable[Any]) -> None:
-                for run in runs:
-                    self.release(run)
+        def release_all(self, runs: Iterable[Any]) -> None:
+            for run in runs:
+                self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
-        for number in range(20):
-            finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
-        await asyncio.sleep(0)  # their group is under way
-        finisher.submit(*_ended("next", RunStatus.SUCCESS))
-        finisher.submit(*_ended("other", status))
-        await is_over.wait()
-        assert "other" in written
-        await finisher.drain()
-
-    asyncio.run(scenario())
+    finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
+    for number in range(20):
+        finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
+    await asyncio.sleep(0)  # their group is under way
+    finisher.submit(*_ended("next", RunStatus.SUCCESS))
+    finisher.submit(*_ended("other", status))
+    await is_over.wait()
+    assert "other" in written
+    await finisher.drain()
 
 
-def test_successes_are_written_while_other_endings_flow_without_end() -> None:
-    async def scenario() -> None:
-        written: list[str] = []
-        is_over = asyncio.Event()
+async def test_successes_are_written_while_other_endings_flow_without_end() -> None:
+    written: list[str] = []
+    is_over = asyncio.Event()
 
-        class Pinger:
-            def release(self, run: Any) -> None:
-                written.append(run.run_id)
-                if "success" in written or len(written) > _MANY:
-                    is_over.set()
-                else:
-                    finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
+    class Pinger:
+        def release(self, run: Any) -> None:
+            written.append(run.run_id)
+            if "success" in written or len(written) > _MANY:
+                is_over.set()
+            else:
+                finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
 
-            def release_all(self, runs: Iterable[Any]) -> None:
-                for run in runs:
-                    self.release(run)
+        def release_all(self, runs: Iterable[Any]) -> None:
+            for run in runs:
+                self.release(run)
 
-        finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
-        for number in range(20):
-            finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
-        await asyncio.sleep(0)
-        finisher.submit(*_ended("next", RunStatus.FAIL))
-        finisher.submit(*_ended("success", RunStatus.SUCCESS))
-        await is_over.wait()
-        assert "success" in written
-        await finisher.drain()
-
-    asyncio.run(scenario())
+    finisher = Finisher(_scope(), cast(Any, Pinger()), cast(Any, _Limits()), [])
+    for number in range(20):
+        finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
+    await asyncio.sleep(0)
+    finisher.submit(*_ended("next", RunStatus.FAIL))
+    finisher.submit(*_ended("success", RunStatus.SUCCESS))
+    await is_over.wait()
+    assert "success" in written
+    await finisher.drain()

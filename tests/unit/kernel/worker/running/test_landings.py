@@ -10,7 +10,7 @@ from mtask.kernel.worker.running import claim as landings
 from mtask.kernel.worker.running.claim import Landings
 
 
-def test_a_claim_lands_after_those_that_began_earlier() -> None:
+async def test_a_claim_lands_after_those_that_began_earlier() -> None:
     landed: list[str] = []
 
     async def claim(name: str, all_claims: Landings, reply: asyncio.Event) -> None:
@@ -19,16 +19,13 @@ def test_a_claim_lands_after_those_that_began_earlier() -> None:
             await all_claims.wait_for_earlier(number, took=100.0)
             landed.append(name)
 
-    async def scenario() -> None:
-        all_claims, replies = Landings(), {name: asyncio.Event() for name in "abc"}
-        claims = [asyncio.ensure_future(claim(name, all_claims, reply)) for name, reply in replies.items()]
-        for name in "cba":
-            await asyncio.sleep(0)
-            assert not landed
-            replies[name].set()
-        await asyncio.gather(*claims)
-
-    asyncio.run(scenario())
+    all_claims, replies = Landings(), {name: asyncio.Event() for name in "abc"}
+    claims = [asyncio.ensure_future(claim(name, all_claims, reply)) for name, reply in replies.items()]
+    for name in "cba":
+        await asyncio.sleep(0)
+        assert not landed
+        replies[name].set()
+    await asyncio.gather(*claims)
     assert landed == ["a", "b", "c"]
 
 
