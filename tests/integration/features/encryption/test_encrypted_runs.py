@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,6 @@ from tests.keys import MARKER, encryption_of, everything_in, make_keys
 from tests.mongo import Client, until
 
 QUEUE = "mail"
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def app_of_secrets(seen: list[Any]) -> App:
@@ -109,7 +98,6 @@ async def secret_bench(
         yield bench, client
 
 
-@in_loop
 async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, database_name: str, mongo: Client) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     seen: list[Any] = []
@@ -176,7 +164,6 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
-@in_loop
 async def test_worker_without_keys_claims_nothing_encrypted(
     mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,7 +205,6 @@ async def test_worker_without_keys_claims_nothing_encrypted(
                 await client.wait("echo", str(number), timeout=20)
 
 
-@in_loop
 async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_lost(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -235,7 +221,6 @@ async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_l
             assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
 
 
-@in_loop
 async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: str, mongo: Client) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
@@ -252,7 +237,6 @@ async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: s
             assert await client.result("echo", "b", timeout=20) == {"text": f"{MARKER} other"}
 
 
-@in_loop
 async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_value(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -305,7 +289,6 @@ async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_v
     assert seen == ["good", "fired"]
 
 
-@in_loop
 async def test_what_is_put_readable_beside_a_run_is_refused(mongo_uri: str, database_name: str, mongo: Client) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
@@ -347,7 +330,6 @@ async def test_what_is_put_readable_beside_a_run_is_refused(mongo_uri: str, data
         assert [each.message for each in log.lines] == [f"(refused: {READABLE})"]
 
 
-@in_loop
 async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encrypted_task_returns(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -366,7 +348,6 @@ async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encry
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
-@in_loop
 async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_readable(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -405,7 +386,6 @@ def forget(vault: Vault) -> None:
     vault._by_id = {key_id: replace(key, known_until=0.0) for key_id, key in vault._by_id.items()}
 
 
-@in_loop
 async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,7 +417,6 @@ async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
         assert failed == 2
 
 
-@in_loop
 async def test_task_published_before_the_key_was_known_is_readable_and_its_result_is_not(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -458,7 +437,6 @@ async def test_task_published_before_the_key_was_known_is_readable_and_its_resul
             assert bench.document("echo:acme:1")["sealed"] == "tenant:acme", "before that of the queue"
 
 
-@in_loop
 async def test_executors_get_decrypted_params_and_encrypt_in_transactions(
     mongo_uri: str, database_name: str, mongo: Client, tmp_path: Path
 ) -> None:
