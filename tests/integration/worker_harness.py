@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -22,6 +22,8 @@ from tests.mongo import PATIENCE, Client, until
 T = TypeVar("T")
 Document = dict[str, Any]
 Step = Callable[[], Awaitable[None]]
+#: What the fixture `working` is: `async with working(app, worker_id="w1", concurrency=10, **options) as bench`.
+Working = Callable[..., AbstractAsyncContextManager["Bench"]]
 
 
 class Bench:
@@ -127,10 +129,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def working(
+async def working_on(
     uri: str, database: str, mongo: Client, app: App, worker_id: str = "w1", concurrency: int = 10, **options: Any
 ) -> AsyncIterator[Bench]:
-    """Run a worker. At the end of the block, stop it at once, if it still runs."""
+    """Run a worker on this database. At the end of the block, stop it at once, if it still runs.
+
+    The fixture `working` is this for the test's own database.
+    """
     given: dict[str, Any] = {"shutdown_timeout": timedelta(seconds=1), **options}
     # A fail point's error makes the driver believe that the server has changed. It asks again after this time.
     own_uri = with_options(uri, "heartbeatFrequencyMS=500")

@@ -15,7 +15,7 @@ from mtask.errors import InvalidInput
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.worker import Worker
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -88,9 +88,7 @@ def test_publish_that_a_middleware_refuses_publishes_nothing(mongo_uri: str, dat
 # --- running and finishing -----------------------------------------------------------------------------------------
 
 
-async def test_run_and_finish_are_composed_around_sync_and_async_handlers(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_run_and_finish_are_composed_around_sync_and_async_handlers(working: Working) -> None:
     app, seen = App(), list[tuple[Any, ...]]()
 
     @app.middleware
@@ -122,7 +120,7 @@ async def test_run_and_finish_are_composed_around_sync_and_async_handlers(
     def going(context: Context) -> None:
         raise ValueError(f"on {threading.current_thread().name[:13]}")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish(coming, {"value": 1}, key="1")
         await bench.status("coming:1", "SUCCESS")
         await until(lambda: len(seen) == 4, message="its finish is told")
@@ -140,9 +138,7 @@ async def test_run_and_finish_are_composed_around_sync_and_async_handlers(
     assert "on mtask-handler" in seen[7][3]
 
 
-async def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(working: Working) -> None:
     app, called = App(), list[str]()
 
     @app.middleware
@@ -172,7 +168,7 @@ async def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(
             raise ValueError("its own")
         return "done"
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         for key in ("refused", "failing", "fine"):
             await bench.client.publish(work, key=key)
         refused = await bench.status("work:refused", "FAIL")
@@ -188,9 +184,7 @@ async def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(
 # --- hooks ------------------------------------------------------------------------------------------------------
 
 
-async def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(working: Working) -> None:
     app, said = App(), list[str]()
 
     @app.on_start
@@ -222,7 +216,7 @@ async def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(
     def lost(context: Context) -> None:
         context.value(test_handlers_get_the_values_of_hooks_which_end_after_the_last_run)  # type: ignore[arg-type]
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish(work, key="1")
         state = await bench.status("work:1", "SUCCESS")
         assert state["worker_states"][0]["returns"] == "hello open 5"

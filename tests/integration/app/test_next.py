@@ -19,7 +19,7 @@ from mtask.kernel.statements.outbox import OwedTask
 from mtask.testing import bench
 from tests.clients import claim
 from tests.integration.features.flows.test_flows import Document, ended, statuses, steps
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -90,9 +90,9 @@ async def succeeded(bench: Bench, task_id: str) -> None:
     await bench.status(task_id, "SUCCESS")
 
 
-async def test_a_chain_runs_through_three_queues(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_chain_runs_through_three_queues(working: Working) -> None:
     seen: dict[str, Any] = {}
-    async with working(mongo_uri, database_name, mongo, make_app(seen), queues=QUEUES) as bench:
+    async with working(make_app(seen), queues=QUEUES) as bench:
         await bench.client.publish("first", {"user": 7}, key="k", priority=1, queue="a", lookup={"user": 7})
         await succeeded(bench, "third:@first:k/next-2")
         await ended(bench)
@@ -116,10 +116,8 @@ async def test_a_chain_runs_through_three_queues(mongo_uri: str, database_name: 
     assert seen == {"second": {"first": {"from": "first"}}, "third": {"second": "of second"}}
 
 
-async def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app(), queues=QUEUES) as bench:
+async def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(working: Working) -> None:
+    async with working(make_app(), queues=QUEUES) as bench:
         lost: list[bool] = []
 
         async def lose() -> None:
@@ -136,11 +134,9 @@ async def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(
         assert all(len(each["task_state"]["worker_states"]) == 1 for each in bench.tasks.find())
 
 
-async def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(working: Working) -> None:
     """Meanwhile neither retention, nor purge, nor a removal takes the task away that owes the next one."""
-    async with working(mongo_uri, database_name, mongo, make_app(), queues=["default", "a"]) as bench:
+    async with working(make_app(), queues=["default", "a"]) as bench:
         parts = bench.worker.parts
         parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
         look_after = parts.scans._flow_janitor.look_after
@@ -161,7 +157,7 @@ async def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_ano
         assert gone is None or "expire_time" in gone
 
 
-async def test_the_outbox_gap_of_a_flow(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_the_outbox_gap_of_a_flow(working: Working) -> None:
     """D1 goes on, and its worker dies right after the finish; D2 ends: P starts only after the chain."""
     app = make_app()
     opened = asyncio.Event()
@@ -170,7 +166,7 @@ async def test_the_outbox_gap_of_a_flow(mongo_uri: str, database_name: str, mong
     async def d2() -> None:
         await opened.wait()
 
-    async with working(mongo_uri, database_name, mongo, app, queues=QUEUES) as bench:
+    async with working(app, queues=QUEUES) as bench:
         submit = bench.worker.parts.settlers[0].submit
 
         def die_once(task_id: str) -> None:
@@ -197,8 +193,8 @@ async def test_the_outbox_gap_of_a_flow(mongo_uri: str, database_name: str, mong
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-async def test_a_rerun_does_not_go_on_again(mongo_uri: str, database_name: str, mongo: Mongo, is_removed: bool) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app(), queues=QUEUES) as bench:
+async def test_a_rerun_does_not_go_on_again(working: Working, is_removed: bool) -> None:
+    async with working(make_app(), queues=QUEUES) as bench:
         await bench.client.publish("second", {"n": 1}, key="k", queue="b")
         await succeeded(bench, "third:@second:k/next-1")
         if is_removed:
@@ -214,7 +210,7 @@ async def test_a_rerun_does_not_go_on_again(mongo_uri: str, database_name: str, 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
-    mongo_uri: str, database_name: str, mongo: Mongo, kind: str
+    working: Working, database_name: str, mongo: Mongo, kind: str
 ) -> None:
     app = make_app()
     tries: list[bool] = []
@@ -245,7 +241,7 @@ async def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
     def look() -> None:
         committed.append(mongo[database_name]["tasks"].find_one({"name": kind}) or {})
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish(kind, key="k", unexpected_retry_delay_ms=0)
         await succeeded(bench, f"work:@{kind}:k/next-1")
         await ended(bench)
@@ -261,7 +257,7 @@ async def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
 
 @pytest.mark.parametrize("kind", ["returned", "committed"])
 async def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch, kind: str
+    working: Working, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(publish, "MAX_STEPS", 4)
     app = App()
@@ -275,7 +271,7 @@ async def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
         async with context.transaction():
             context.set_result(Next("committed"))
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         flow = Flow("f")
         flow.add("s", kind)
         await bench.client.publish_flow(flow)
@@ -287,7 +283,7 @@ async def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
 
 
 async def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "MAX_STEPS", 10)
     counts: list[int] = []
@@ -309,7 +305,7 @@ async def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go
     @app.task(name="last")
     async def last() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         flow = Flow("f")
         for number in range(6):
             flow.add(f"s{number}", "work")
@@ -388,10 +384,8 @@ def test_a_next_task_that_cannot_be_published_fails_its_task(mongo_uri: str) -> 
         assert made.client.count(status="FAIL") == made.client.count() == 6
 
 
-async def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app(), worker_id="w1") as bench:
+async def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(working: Working) -> None:
+    async with working(make_app(), worker_id="w1") as bench:
         await bench.client.publish("twofold", key="k", concurrent_worker_cnt=2)
         await until(lambda: len(bench.state("twofold:k")["worker_states"]) == 1, message="one run")
         runs: Any = None
@@ -400,7 +394,7 @@ async def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(
             await asyncio.sleep(0.01)
         assert not {"owed_tasks", "owed_since"} & {*the(bench, "twofold:k")}
         assert "next_id" not in bench.state("twofold:k"), "no next task was published meanwhile"
-        async with working(mongo_uri, database_name, mongo, make_app(), worker_id="w2"):
+        async with working(make_app(), worker_id="w2"):
             await bench.status("twofold:k", "SUCCESS")
             await succeeded(bench, "work:@twofold:k/next-1")
         assert bench.tasks.count_documents({}) == 2
@@ -416,10 +410,8 @@ def test_a_short_statement_serves_no_task_that_goes_on(store: SyncStore, client:
     assert [owed["_id"] for owed in document["owed_tasks"]] == ["next:k/next-1"]
 
 
-async def test_a_task_that_owes_its_next_one_is_removed_after_it_is_published(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app(), queues=["a"]) as bench:
+async def test_a_task_that_owes_its_next_one_is_removed_after_it_is_published(working: Working) -> None:
+    async with working(make_app(), queues=["a"]) as bench:
         bench.worker.parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
         await bench.client.publish("first", {"user": 1}, key="k", queue="a")
         await bench.status("first:k", "SUCCESS")

@@ -17,7 +17,7 @@ from mtask import App, AsyncClient, Client, Context, Fail, Flow, Next, Retry, Ta
 from mtask.errors import InvalidInput
 from mtask.features.isolation.options import ExecutorOptions
 from tests.integration.app import traced
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, until
 from tests.tracing import SPANS_VARIABLE, Seen, Spans, chosen, spans_in
@@ -42,9 +42,7 @@ async def settled(spans: Spans, count: int, name: str | None = None) -> list[See
     return spans.of("process", name)
 
 
-def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_are_inside(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_are_inside(working: Working) -> None:
     spans = Spans()
     app, own = instrumented(spans), spans.provider.get_tracer("shop")
 
@@ -59,7 +57,7 @@ def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_a
             return who
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, queues=["mail"]) as bench, client_of(bench, app) as it:
+        async with working(app, queues=["mail"]) as bench, client_of(bench, app) as it:
             with own.start_as_current_span("request"):
                 await it.publish(greet, {"who": "Ann"}, key="1")
             await it.publish_many([TaskSpec(greet_in_thread, {"who": "Bob"}, key="2")])
@@ -97,9 +95,7 @@ def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_a
         assert process.attributes["messaging.client.id"] == "w1"
 
 
-async def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_the_try_before(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_the_try_before(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans)
 
@@ -114,7 +110,7 @@ async def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_th
     async def hopeless() -> None:
         raise Fail("never")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+    async with working(app) as bench, client_of(bench, app) as it:
         await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
         await it.publish(hopeless, key="1")
         await settled(spans, 4)
@@ -135,9 +131,7 @@ async def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_th
     assert (failed.attributes["mtask.outcome"], failed.attributes["error.type"]) == ("FAIL", "Fail")
 
 
-async def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans)
 
@@ -155,7 +149,7 @@ async def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them
     @app.task
     def nightly() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+    async with working(app) as bench, client_of(bench, app) as it:
         flow = Flow("order/7")
         flow.add("start", parent)
         await it.publish_flow(flow)
@@ -173,9 +167,7 @@ async def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them
     assert (fired.parent_id, process.linked) == (None, {"published": fired.span_id})
 
 
-async def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_one_is_not(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_one_is_not(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans, linked=False)
 
@@ -184,7 +176,7 @@ async def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_
         if context.attempt == 1:
             raise ValueError("first")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+    async with working(app) as bench, client_of(bench, app) as it:
         await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
         await settled(spans, 2)
     (publish,), (first, second) = spans.of("publish"), spans.of("process")
@@ -192,7 +184,7 @@ async def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_
     assert (second.parent_id, second.linked) == (None, {"published": publish.span_id, "earlier": first.span_id})
 
 
-async def test_a_run_that_its_worker_ends_says_why(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_run_that_its_worker_ends_says_why(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans)
 
@@ -200,7 +192,7 @@ async def test_a_run_that_its_worker_ends_says_why(mongo_uri: str, database_name
     async def endless() -> None:
         await asyncio.Event().wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+    async with working(app) as bench, client_of(bench, app) as it:
         await it.publish(endless, key="slow", run_timeout_ms=50, **ONCE)
         await it.publish(endless, key="unwanted", ping_interval_ms=100)
         await bench.status("endless:unwanted", "RUNNING")
@@ -251,14 +243,14 @@ def test_spans_of_two_processes_and_of_executors_belong_together(
 
 
 async def test_an_sdk_only_in_the_executors_has_its_spans_there(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, the app is traced without an SDK."""
     path = tmp_path / "spans.jsonl"
     monkeypatch.setenv(SPANS_VARIABLE, str(path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     executors = ExecutorOptions("tests.integration.app.traced:app", count=1)
-    async with working(mongo_uri, database_name, mongo, traced.app, executors=executors) as bench:
+    async with working(traced.app, executors=executors) as bench:
         await bench.client.publish("apart", {"how": "retry"}, key="1")
         state = await bench.status("apart:1", "SUCCESS")
         first, second = spans_of_runs(spans_in(path))
@@ -274,9 +266,7 @@ def spans_of_runs(spans: list[Seen]) -> list[Seen]:
 @pytest.mark.parametrize(
     "provider", [trace.NoOpTracerProvider(), Spans(sampler=ALWAYS_OFF).provider], ids=["no SDK", "samples nothing"]
 )
-async def test_nothing_is_stored_where_nothing_is_recorded(
-    mongo_uri: str, database_name: str, mongo: Mongo, provider: Any
-) -> None:
+async def test_nothing_is_stored_where_nothing_is_recorded(working: Working, provider: Any) -> None:
     app = App()
     mtask.otel.instrument(app, tracer_provider=provider)
 
@@ -284,7 +274,7 @@ async def test_nothing_is_stored_where_nothing_is_recorded(
     async def fails() -> None:
         raise ValueError
 
-    async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+    async with working(app) as bench, client_of(bench, app) as it:
         await it.publish(fails, key="1", **ONCE)
         state = await bench.status("fails:1", "FAIL")
         assert "trace" not in bench.document("fails:1")
@@ -327,7 +317,9 @@ def test_an_update_brings_the_span_of_the_new_publish_and_another_language_may_w
 
 
 @pytest.mark.parametrize("kind", ["untraced", "samples nothing", "samples all"])
-async def test_a_traced_task_takes_the_same_writes(mongo_uri: str, database_name: str, mongo: Mongo, kind: str) -> None:
+async def test_a_traced_task_takes_the_same_writes(
+    working: Working, database_name: str, mongo: Mongo, kind: str
+) -> None:
     app = App()
     if kind != "untraced":
         spans = Spans(sampler=ALWAYS_OFF) if kind == "samples nothing" else Spans()
@@ -336,7 +328,7 @@ async def test_a_traced_task_takes_the_same_writes(mongo_uri: str, database_name
     @app.task
     async def noop() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
+    async with working(app) as bench, client_of(bench, app) as it:
         database = mongo[database_name]
         await it.publish(noop, key="first")
         await bench.status("noop:first", "SUCCESS")

@@ -21,7 +21,7 @@ from mtask import App, AsyncClient, Client, Published, TaskSpec
 from mtask.errors import DatabaseUnavailable, InvalidInput, InvalidURI, OperationFailed, SchemaMismatch
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client, open_store, succeed, with_options
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
 
@@ -342,9 +342,7 @@ def test_published_task_can_be_claimed_run_and_waited_for(kind: Kind, mongo_uri:
 
 
 @pytest.mark.parametrize("worker_id", ["w" * 117, "é" * 128, "𝄞" * 64])
-async def test_worker_with_the_longest_id_can_connect(
-    worker_id: str, mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_worker_with_the_longest_id_can_connect(worker_id: str, working: Working) -> None:
     """The server takes 128 bytes as an application's name; what is beyond them is left out, and no part of a letter."""
     app = App()
 
@@ -352,7 +350,7 @@ async def test_worker_with_the_longest_id_can_connect(
     def seven() -> int:
         return 7
 
-    async with working(mongo_uri, database_name, mongo, app, worker_id) as bench:
+    async with working(app, worker_id) as bench:
         published = await bench.client.publish("seven", key="k")
         await bench.status(published.task_id, "SUCCESS")
         assert str(bench.document(published.task_id)["task_state"]["worker_states"][0]["worker_id"]) == worker_id

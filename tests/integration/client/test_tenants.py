@@ -34,7 +34,7 @@ from mtask.search.counts import Count
 from mtask.testing.bench import Bench
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.integration.stores import register
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -240,16 +240,14 @@ def test_failure_in_a_flow_cancels_no_step_of_another_tenant(client: Client, sto
     assert client.get("task", "acme:f/one").status == "INIT"
 
 
-async def test_schedule_publishes_for_its_tenant(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_schedule_publishes_for_its_tenant(working: Working, client: Client) -> None:
     app = App()
     app.task(name="task")(lambda: None)
     acme = client.for_tenant("acme")
     made = acme.add_schedule("nightly", "task", datetime.now(UTC) - timedelta(seconds=1))
     assert (made.tenant, client.add_schedule("other", "task", timedelta(days=1)).tenant) == ("acme", None)
     assert [found.id for found in acme.schedules()] == ["nightly"]
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await until(lambda: bench.count("SUCCESS") == 1, message="fired and run")
     (task,) = acme.find()
     assert task.own_key.startswith("nightly/")

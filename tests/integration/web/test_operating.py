@@ -11,7 +11,7 @@ import pytest
 
 from mtask import App
 from tests.integration.web.serving import Serving, with_server
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 
 
@@ -62,14 +62,14 @@ def test_callers_share_statistics_that_are_fresh(mongo_uri: str, database_name: 
     with_server(mongo_uri, database_name, scenario)
 
 
-def test_workers_are_listed_resized_and_stopped(mongo: Mongo, mongo_uri: str, database_name: str) -> None:
+def test_workers_are_listed_resized_and_stopped(working: Working, mongo_uri: str, database_name: str) -> None:
     app = App()
 
     @app.task(name="echo")
     async def echo() -> None: ...
 
     async def scenario(server: Serving) -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             worker_id = bench.worker.worker_id
             (worker,) = (await server.ask("GET", "/v1/workers")).json()["workers"]
             assert (worker["_id"], worker["is_live"], worker["names"]) == (worker_id, True, ["echo"])

@@ -13,8 +13,7 @@ from mtask.features.callbacks.allowed import CallbackOptions, Secret, read_optio
 from mtask.features.callbacks.seats import Seats
 from mtask.features.callbacks.signatures import read_secret
 from mtask.testing import CallbackReceiver
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import until
 
 
@@ -53,10 +52,10 @@ def options_for(*receivers: CallbackReceiver) -> CallbackOptions:
 
 
 async def test_a_receiver_that_does_not_answer_takes_no_seat_of_another(
-    mongo_uri: str, database_name: str, mongo: Mongo, silent: Silent, receiver: CallbackReceiver
+    working: Working, silent: Silent, receiver: CallbackReceiver
 ) -> None:
     callbacks = options_for(silent, receiver)
-    async with working(mongo_uri, database_name, mongo, App(), concurrency=12, features=[callbacks]) as bench:
+    async with working(App(), concurrency=12, features=[callbacks]) as bench:
         for number in range(12):
             await bench.client.publish("t", key=f"silent/{number}", callback={"url": silent.url}, delay=3600)
             await bench.client.cancel("t", f"silent/{number}")

@@ -18,8 +18,7 @@ from mtask.kernel.operations.change import BATCH
 from mtask.kernel.statements import filters
 from tests.clients import server_now
 from tests.integration.stores import register
-from tests.integration.worker_harness import between, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working, between
 from tests.mongo import until
 
 
@@ -31,7 +30,7 @@ def finished(client: Client, store: SyncStore, count: int) -> None:
 
 
 async def test_what_is_called_off_amid_its_batches_removes_no_further_one(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+    working: Working, client: Client, store: SyncStore
 ) -> None:
     app = App()
 
@@ -39,7 +38,7 @@ async def test_what_is_called_off_amid_its_batches_removes_no_further_one(
     async def work() -> None: ...
 
     finished(client, store, 3 * BATCH)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         opened = asyncio.Event()
 
         async def wait() -> None:
@@ -73,12 +72,7 @@ def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> 
 
 
 async def test_a_task_that_was_run_again_amid_a_batch_stays(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Mongo,
-    client: Client,
-    store: SyncStore,
-    monkeypatch: pytest.MonkeyPatch,
+    working: Working, client: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_INTERVAL", 1.0)  # else the second look comes after 30 to 90 s
     app = App()
@@ -87,7 +81,7 @@ async def test_a_task_that_was_run_again_amid_a_batch_stays(
     async def done() -> None: ...
 
     finished(client, store, 3)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
         async def run_again() -> None:
             await bench.client.rerun("done", "0")
@@ -101,7 +95,7 @@ async def test_a_task_that_was_run_again_amid_a_batch_stays(
 
 
 async def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+    working: Working, client: Client, store: SyncStore
 ) -> None:
     app = App()
     beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
@@ -110,7 +104,7 @@ async def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing
     async def done() -> None: ...
 
     finished(client, store, 2)
-    async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
+    async with working(app, **beats) as bench:
 
         async def wait() -> None:
             until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]

@@ -20,7 +20,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements import filters
 from mtask.kernel.worker.running import claim as recovery
 from tests.integration.stores import publish, register, stored
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -42,15 +42,10 @@ def app() -> App:
 
 
 async def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+    working: Working, app: App, client: Client
 ) -> None:
     async with AsyncExitStack() as stack:
-        benches = [
-            await stack.enter_async_context(
-                working(mongo_uri, database_name, mongo, app, worker_id=f"w{n}", concurrency=20)
-            )
-            for n in range(3)
-        ]
+        benches = [await stack.enter_async_context(working(app, worker_id=f"w{n}", concurrency=20)) for n in range(3)]
         is_over = False
 
         async def flood() -> None:
@@ -93,16 +88,10 @@ async def told(bench: Bench) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["claim", "lost claim"])
 async def test_a_pause_returns_when_what_was_under_way_has_landed(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Mongo,
-    app: App,
-    client: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    is_lost: bool,
+    working: Working, app: App, client: Client, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     monkeypatch.setattr(recovery, "_SETTLED", 0.0)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         worker, lands = bench.worker, asyncio.Event()
 
         async def hold() -> None:
@@ -129,9 +118,9 @@ async def test_a_pause_returns_when_what_was_under_way_has_landed(
 
 
 async def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+    working: Working, app: App, client: Client
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         with bench.backed_up():
             await bench.client.publish("other", key="1")
@@ -144,10 +133,8 @@ async def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
         await bench.status("other:1", "SUCCESS")
 
 
-async def test_other_queues_and_names_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
-) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_other_queues_and_names_go_on(working: Working, app: App, client: Client) -> None:
+    async with working(app) as bench:
         await asyncio.to_thread(client.pause, name="send")
         for name, queue in (("send", "mail"), ("receive", "mail"), ("other", "default")):
             await bench.client.publish(name, key="1", queue=queue)
@@ -167,10 +154,10 @@ async def test_other_queues_and_names_go_on(
 
 @pytest.mark.parametrize("what", [{"queue": "default"}, {"name": "other"}])
 async def test_what_is_resumed_is_claimed_within_100_ms(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client, what: dict[str, str]
+    working: Working, app: App, client: Client, what: dict[str, str]
 ) -> None:
     delays = []
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         for turn in range(30):  # a busy machine needs some tries
             await asyncio.to_thread(client.pause, **what)  # type: ignore[arg-type]
             heard = bench.worker.parts.stream.event_cnt
@@ -186,9 +173,7 @@ async def test_what_is_resumed_is_claimed_within_100_ms(
     assert min(delays) <= timedelta(milliseconds=100), delays
 
 
-async def test_what_runs_goes_on_and_its_retry_waits(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_what_runs_goes_on_and_its_retry_waits(working: Working, client: Client) -> None:
     app, gate = App(), asyncio.Event()
 
     @app.task(unexpected_retry_delay_ms=0)
@@ -197,7 +182,7 @@ async def test_what_runs_goes_on_and_its_retry_waits(
         if fails and client.get("work", "b").task_state.failed_cnt == 0:
             raise ValueError("once")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", {"fails": False}, key="a")
         await bench.client.publish("work", {"fails": True}, key="b", unexpected_retry_delay_ms=0)
         await until(lambda: bench.count("RUNNING") == 2, message="both run")
@@ -215,12 +200,12 @@ async def test_what_runs_goes_on_and_its_retry_waits(
 
 
 async def test_a_worker_that_starts_later_goes_by_it_from_the_first_claim_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+    working: Working, app: App, client: Client
 ) -> None:
     client.pause(queue="mail")
     client.publish("send", key="1", queue="mail")
     client.publish("other", key="1")
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.status("other:1", "SUCCESS")
         assert bench.state("send:1")["status"] == "INIT"
         await asyncio.to_thread(client.resume, queue="mail")
@@ -245,10 +230,10 @@ def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[f
 
 
 async def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+    working: Working, app: App, client: Client
 ) -> None:
     beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
-    async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
+    async with working(app, **beats) as bench:
         parts = bench.worker.parts
 
         async def wait() -> None:
@@ -342,13 +327,13 @@ def write(mongo: Mongo, database: str, change: dict[str, Any]) -> None:
 
 
 async def test_where_no_good_one_is_known_what_a_malformed_control_is_for_is_paused(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+    working: Working, database_name: str, mongo: Mongo, app: App, client: Client
 ) -> None:
     client.resume(queue="mail")
     write(mongo, database_name, {"$set": {"paused": "no"}})
     with pytest.raises(SchemaMismatch, match="queue:mail"):
         client.controls()
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("send", key="1", queue="mail")
         await bench.client.publish("other", key="1")
         await bench.status("other:1", "SUCCESS")
@@ -358,12 +343,12 @@ async def test_where_no_good_one_is_known_what_a_malformed_control_is_for_is_pau
 
 
 async def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client, caplog: pytest.LogCaptureFixture
+    working: Working, database_name: str, mongo: Mongo, app: App, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.pause(queue="mail")
     client.limit("mail", concurrency=1)
     client.keep("mail", fail=0)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         controls = bench.worker.parts.controls
         assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
         write(mongo, database_name, {"$set": {"limit.starts": 5}})

@@ -22,7 +22,7 @@ from mtask.features.logs.options import LogOptions
 from mtask.kernel.document.parts import NO_KEYS, READABLE, Sealed
 from mtask.search.findings import Level
 from tests.integration.features.isolation import isolated
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working, working_on
 from tests.keys import MARKER, encryption_of, everything_in, make_keys
 from tests.mongo import Client, until
 
@@ -92,7 +92,7 @@ async def secret_bench(
     """Run a worker with keys, and open a client with keys."""
     keys = options.pop("encryption", encryption_of(database))
     async with (
-        working(uri, database, mongo, app, encryption=keys, **options) as bench,
+        working_on(uri, database, mongo, app, encryption=keys, **options) as bench,
         AsyncClient(uri, database=database, encryption=encryption_of(database)) as client,
     ):
         yield bench, client
@@ -165,12 +165,12 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
 
 
 async def test_worker_without_keys_claims_nothing_encrypted(
-    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture
+    working: Working, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
     async with (
-        working(mongo_uri, database_name, mongo, app) as bench,
+        working(app) as bench,
         AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client,
     ):
         with caplog.at_level(logging.ERROR):
@@ -200,13 +200,13 @@ async def test_worker_without_keys_claims_nothing_encrypted(
             record for record in caplog.records if record.getMessage() == "encrypted tasks are left to other workers"
         ]
         assert len(said) == 1, "once"
-        async with working(mongo_uri, database_name, mongo, app, "w2", encryption=encryption_of(database_name)):
+        async with working(app, "w2", encryption=encryption_of(database_name)):
             for number in range(20):
                 await client.wait("echo", str(number), timeout=20)
 
 
 async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_lost(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
@@ -217,11 +217,13 @@ async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_l
         state = bench.state("echo:k")
         assert [run["fail_reason"] for run in state["worker_states"]] == ["handed back: this worker cannot decrypt it"]
         assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
-        async with working(mongo_uri, database_name, mongo, app, "w2", encryption=encryption_of(database_name)):
+        async with working(app, "w2", encryption=encryption_of(database_name)):
             assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
 
 
-async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_value_of_another_task_is_refused(
+    working: Working, mongo_uri: str, database_name: str, mongo: Client
+) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
     async with AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client:
@@ -231,14 +233,14 @@ async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: s
         stolen = tasks.find_one({"_id": "echo:b"})
         assert stolen is not None
         tasks.update_one({"_id": "echo:a"}, {"$set": {"params": stolen["params"]}})
-        async with working(mongo_uri, database_name, mongo, app, encryption=encryption_of(database_name)):
+        async with working(app, encryption=encryption_of(database_name)):
             with pytest.raises(TaskFailed, match="encrypted for another task or field"):
                 await client.result("echo", "a", timeout=20)
             assert await client.result("echo", "b", timeout=20) == {"text": f"{MARKER} other"}
 
 
 async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_value(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     seen: list[Any] = []
@@ -279,7 +281,7 @@ async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_v
         }
         for task_id, (change, _) in forged.items():
             tasks.update_one({"_id": task_id}, change)
-        async with working(mongo_uri, database_name, mongo, app, encryption=strict):
+        async with working(app, encryption=strict):
             for task_id, (_, said) in forged.items():
                 with pytest.raises(TaskFailed, match=f"it cannot be run here: DecryptionFailed: .*{said}"):
                     await client.result(*task_id.split(":"), timeout=20)
@@ -418,13 +420,13 @@ async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
 
 
 async def test_task_published_before_the_key_was_known_is_readable_and_its_result_is_not(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, mongo_uri: str, database_name: str
 ) -> None:
     app = app_of_secrets([])
     async with AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client:
         await client.publish("echo", {"text": "early"}, key="k", queue=QUEUE)
         make_keys(mongo_uri, database_name, f"queue:{QUEUE}", "tenant:acme")
-        async with working(mongo_uri, database_name, mongo, app, encryption=encryption_of(database_name)) as bench:
+        async with working(app, encryption=encryption_of(database_name)) as bench:
             assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} early"}
             document = bench.document("echo:k")
             assert (document["params"], "sealed" in document) == ({"text": "early"}, False)

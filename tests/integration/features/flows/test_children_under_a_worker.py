@@ -12,8 +12,7 @@ from mtask import App, Child, Context, Fail, Flow, LeaseLost, Next
 from mtask.errors import InvalidFlow, InvalidOption, MtaskError, NotInFlow, StepExists
 from mtask.testing import bench
 from tests.integration.features.flows.test_flows import Document, ended, statuses, steps
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import until
 
 
@@ -56,12 +55,10 @@ def make_app(seen: dict[str, Any]) -> App:
     return app
 
 
-async def test_dependents_wait_for_children_and_get_their_results(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_dependents_wait_for_children_and_get_their_results(working: Working) -> None:
     seen: dict[str, Any] = {}
     queues = ["default", "fast"]
-    async with working(mongo_uri, database_name, mongo, make_app(seen), queues=queues) as bench:
+    async with working(make_app(seen), queues=queues) as bench:
         flow = Flow("f", priority=3)
         split = flow.add("split", "split", {"parts": 250})
         flow.add("total", "total", after=[split])
@@ -85,11 +82,9 @@ async def test_dependents_wait_for_children_and_get_their_results(
     assert sorted(seen["pairs"]) == sorted(expected)
 
 
-async def test_a_sync_handler_adds_children_and_reads_results_without_await(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_a_sync_handler_adds_children_and_reads_results_without_await(working: Working) -> None:
     seen: dict[str, Any] = {}
-    async with working(mongo_uri, database_name, mongo, make_app(seen)) as bench:
+    async with working(make_app(seen)) as bench:
         flow = Flow("f")
         flow.add("total", "total-sync", after=[flow.add("split", "split-sync")])
         await bench.client.publish_flow(flow)
@@ -100,9 +95,7 @@ async def test_a_sync_handler_adds_children_and_reads_results_without_await(
     assert seen["results"] == {"split": None, "part-1": 1, "part-2": 0}
 
 
-async def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(working: Working) -> None:
     created: list[bool] = []
     app = make_app({})
 
@@ -112,7 +105,7 @@ async def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(
         if len(created) == 1:
             raise RuntimeError("after the child")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         flow = Flow("f")
         flow.add("p", "work", after=[flow.add("d", "fragile", unexpected_retry_delay_ms=0)])
         await bench.client.publish_flow(flow)
@@ -123,9 +116,7 @@ async def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_a_run_that_loses_its_lease_adds_no_child(
-    mongo_uri: str, database_name: str, mongo: Mongo, kind: str
-) -> None:
+async def test_a_run_that_loses_its_lease_adds_no_child(working: Working, kind: str) -> None:
     """The lease lapses and another run takes the task; the first run then adds a child: none stays."""
     errors: list[BaseException] = []
     held, free = threading.Event(), threading.Event()
@@ -151,7 +142,7 @@ async def test_a_run_that_loses_its_lease_adds_no_child(
             errors.append(error)
             raise
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         # Nothing tells the worker of its loss but the child.
         bench.worker.parts.pinger.apply = lambda *_: None  # type: ignore[method-assign]
         flow = Flow("f")
@@ -173,7 +164,7 @@ def take_away(bench: Bench, task_id: str) -> None:
     bench.tasks.update_one({"_id": task_id}, {"$set": run, "$unset": {"task_state.next_preempt_time": 1}})
 
 
-async def test_a_canceled_task_adds_no_child_and_ends_at_once(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_canceled_task_adds_no_child_and_ends_at_once(working: Working) -> None:
     app = make_app({})
     canceled = asyncio.Event()
     told: list[str] = []
@@ -187,7 +178,7 @@ async def test_a_canceled_task_adds_no_child_and_ends_at_once(mongo_uri: str, da
             told.append(type(error).__name__)
             raise
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         # The worker learns of the cancel by the child alone.
         bench.worker.parts.pinger.apply = lambda *_: None  # type: ignore[method-assign]
         flow = Flow("f")
@@ -202,9 +193,7 @@ async def test_a_canceled_task_adds_no_child_and_ends_at_once(mongo_uri: str, da
         assert list(steps(bench)) == ["d"]
 
 
-async def test_what_cannot_be_a_child_is_refused_before_anything_is_written(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_what_cannot_be_a_child_is_refused_before_anything_is_written(working: Working) -> None:
     raised: dict[str, type[BaseException]] = {}
     app = make_app({})
 
@@ -231,7 +220,7 @@ async def test_what_cannot_be_a_child_is_refused_before_anything_is_written(
         async with context.transaction():
             await context.add_child("a", "work")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         cases = ["slash", "twice", "option", "existing", "no child"]
         flow = Flow("f")
         taken = flow.add("taken", "work")
@@ -304,9 +293,7 @@ def test_a_flow_that_is_full_takes_no_more_children(mongo_uri: str, monkeypatch:
         assert made.client.count() == 4
 
 
-async def test_readers_of_events_see_a_child_as_a_task_like_any_other(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_readers_of_events_see_a_child_as_a_task_like_any_other(working: Working) -> None:
     app = make_app({})
 
     @app.task(name="parent")
@@ -314,7 +301,7 @@ async def test_readers_of_events_see_a_child_as_a_task_like_any_other(
         await context.add_child("c", "work")
         return Next("work")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         flow = Flow("f")
         flow.add("d", "parent")
         async with bench.client.events(key=["f/d", "f/c", "f/d/next-1"]) as happening:

@@ -9,8 +9,7 @@ from typing import Any
 from mtask import App, Context, Flow
 from mtask.errors import Fail
 from mtask.testing import bench
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import until
 
 Document = dict[str, Any]
@@ -62,8 +61,8 @@ def assert_in_order(bench: Bench) -> None:
                 assert by_id[other]["task_state"]["finish_time"] <= document["flow"]["release_time"] <= first
 
 
-async def test_steps_run_in_order_once_each(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+async def test_steps_run_in_order_once_each(working: Working) -> None:
+    async with working(make_app()) as bench:
         flow = Flow("f")
         last = flow.add("0", "work")
         for number in range(1, 20):
@@ -84,10 +83,8 @@ async def test_steps_run_in_order_once_each(mongo_uri: str, database_name: str, 
         assert_in_order(bench)
 
 
-async def test_a_failure_cancels_what_depends_on_it_and_runs_the_clean_up(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+async def test_a_failure_cancels_what_depends_on_it_and_runs_the_clean_up(working: Working) -> None:
+    async with working(make_app()) as bench:
         flow = Flow("f")
         bad, good = flow.add("bad", "fail"), flow.add("good", "work")
         total = flow.add("total", "work", after=[bad, good])
@@ -100,10 +97,8 @@ async def test_a_failure_cancels_what_depends_on_it_and_runs_the_clean_up(
         assert_in_order(bench)
 
 
-async def test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+async def test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another(working: Working) -> None:
+    async with working(make_app()) as bench:
         bench.worker.parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
         flow = Flow("f")
         flow.add("b", "work", after=[flow.add("a", "work")])
@@ -113,11 +108,9 @@ async def test_what_a_worker_that_died_after_its_finish_owes_is_done_by_another(
         assert statuses(bench) == {"a": "SUCCESS", "b": "SUCCESS"}
 
 
-async def test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it(working: Working) -> None:
     """It may be the only one that lives when somebody must look after the flow."""
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+    async with working(make_app()) as bench:
         parts = bench.worker.parts
         assert parts.scope.ledger.has_flows is False
         heard = parts.stream.event_cnt
@@ -135,10 +128,8 @@ async def test_a_worker_hears_of_the_first_step_of_a_flow_that_is_not_for_it(
         assert not parts.queue.ready_count(time.monotonic() + 7200)
 
 
-async def test_a_worker_looks_for_flows_when_its_stream_was_broken(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+async def test_a_worker_looks_for_flows_when_its_stream_was_broken(working: Working) -> None:
+    async with working(make_app()) as bench:
         ledger, scans = bench.worker.parts.scope.ledger, bench.worker.parts.scans
         flow = Flow("f", queue="elsewhere")
         flow.add("a", "work")
@@ -149,8 +140,8 @@ async def test_a_worker_looks_for_flows_when_its_stream_was_broken(
         await until(lambda: ledger.has_flows, message="a full scan looks for flows")
 
 
-async def test_a_release_is_an_event_of_its_own(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+async def test_a_release_is_an_event_of_its_own(working: Working) -> None:
+    async with working(make_app()) as bench:
         flow = Flow("f")
         bad, good = flow.add("bad", "fail"), flow.add("good", "work")
         flow.add("after-good", "work", after=[good])
@@ -176,8 +167,8 @@ async def test_a_release_is_an_event_of_its_own(mongo_uri: str, database_name: s
         }
 
 
-async def test_a_worker_leaves_waiting_tasks_alone(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
-    async with working(mongo_uri, database_name, mongo, make_app()) as bench:
+async def test_a_worker_leaves_waiting_tasks_alone(working: Working) -> None:
+    async with working(make_app()) as bench:
         flow = Flow("f")
         flow.add("b", "work", after=[flow.add("a", "work", delay=3600)])
         await bench.client.publish_flow(flow)

@@ -15,7 +15,7 @@ from mtask import App, AsyncClient
 from mtask.errors import DatabaseError
 from mtask.local import ReplicaSet
 from tests.faults import breaks
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import working_on
 from tests.mongo import Client, until
 
 DATABASE = "gathering_failover"
@@ -70,7 +70,7 @@ async def test_no_call_is_lost_or_doubled_by_elections(replica_set: ReplicaSet, 
             number += 3
             await asyncio.sleep(0.02)
 
-    async with working(replica_set.uri, DATABASE, mongo, app) as bench:
+    async with working_on(replica_set.uri, DATABASE, mongo, app) as bench:
         async with asyncio.TaskGroup() as group:
             for first in range(3):
                 group.create_task(publish_all(bench.client, first))

@@ -8,12 +8,12 @@ from typing import Any
 
 from mtask import App, Client, Context, Retry, TaskSpec
 from mtask.arguments.middleware import PublishMiddleware
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
 
-async def test_the_next_round_is_heard_of_without_a_scan(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_the_next_round_is_heard_of_without_a_scan(working: Working) -> None:
     app, seen = App(), list[int]()
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -23,7 +23,7 @@ async def test_the_next_round_is_heard_of_without_a_scan(mongo_uri: str, databas
         started.set()
         await go_on.wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         bench.stop_scans()
         await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
         await started.wait()
@@ -39,7 +39,7 @@ async def test_the_next_round_is_heard_of_without_a_scan(mongo_uri: str, databas
 
 
 async def test_a_retry_takes_the_newest_params_and_a_transaction_begins_the_next_round(
-    mongo_uri: str, database_name: str, mongo: Mongo
+    working: Working, database_name: str, mongo: Mongo
 ) -> None:
     app, seen = App(), list[int]()
     started, go_on = asyncio.Event(), asyncio.Event()
@@ -58,7 +58,7 @@ async def test_a_retry_takes_the_newest_params_and_a_transaction_begins_the_next
         return str(number)
 
     made: list[Any] = []
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         made.append(bench.client)
         await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
         await started.wait()
@@ -71,9 +71,7 @@ async def test_a_retry_takes_the_newest_params_and_a_transaction_begins_the_next
         assert sorted(effect["number"] for effect in effects.find()) == [2, 3]
 
 
-async def test_a_stopped_worker_hands_back_and_the_next_round_begins(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_a_stopped_worker_hands_back_and_the_next_round_begins(working: Working) -> None:
     app, started = App(), asyncio.Event()
 
     @app.task
@@ -81,7 +79,7 @@ async def test_a_stopped_worker_hands_back_and_the_next_round_begins(
         started.set()
         await asyncio.Event().wait()
 
-    async with working(mongo_uri, database_name, mongo, app, shutdown_timeout=timedelta(0)) as bench:
+    async with working(app, shutdown_timeout=timedelta(0)) as bench:
         await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
         await started.wait()
         await bench.client.publish(work, {"number": 2}, key="k", if_running="again")

@@ -21,8 +21,7 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery import fetch as batches_of
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.parts import assembly
-from tests.integration.features.isolation.bench import Isolated, isolating
-from tests.mongo import Client as Mongo
+from tests.integration.features.isolation.bench import Isolated, Isolating
 from tests.mongo import until
 
 CAPACITY = 20
@@ -33,7 +32,7 @@ Backlogged = Callable[[], AbstractAsyncContextManager[Isolated]]
 
 @pytest.fixture
 def backlogged(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolating: Isolating, mongo_uri: str, database_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Backlogged:
     """Give a worker with one executor, beside a backlog of 80 tasks for it that are due first, and 80 others.
 
@@ -48,7 +47,7 @@ def backlogged(
         async with AsyncClient(mongo_uri, database=database_name) as client:
             await client.publish_many([TaskSpec("hold", params, key=f"{number}") for number in range(MANY)])
             await client.publish_many([TaskSpec("here", key=f"{number}") for number in range(MANY)])
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1, concurrency=2) as it:
+        async with isolating(count=1, concurrency=2) as it:
             yield it
 
     return begun

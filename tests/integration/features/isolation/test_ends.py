@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from mtask.kernel.worker.running.run import EndReason
-from tests.integration.features.isolation.bench import Isolated, is_alive, isolating
+from tests.integration.features.isolation.bench import Isolated, Isolating, is_alive
 from tests.mongo import PATIENCE, until
-from tests.mongo import Client as Mongo
 
 ONCE = {"max_unexpected_retries": 0}
 _PR_SET_CHILD_SUBREAPER = 36
@@ -43,9 +42,9 @@ DEATHS = [
 
 
 async def test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+    isolating: Isolating, tmp_path: Path
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, max_memory_mib=150) as it:
+    async with isolating(max_memory_mib=150) as it:
         folder = {"folder": str(tmp_path)}
         other = await it.publish("hold", "other", folder)
         pid = await it.started(other)
@@ -72,19 +71,17 @@ async def test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets another process than the first one adopt orphans")
 async def test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_executors_leave(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, adopting: None
+    isolating: Isolating, tmp_path: Path, adopting: None
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         task_id = await it.publish("die", "1", {"folder": str(tmp_path), "how": "exit"}, **ONCE)
         await it.ended(task_id, "FAIL")
         [child] = await children_of(it, task_id)
         await until(lambda: not Path(f"/proc/{child}").exists(), message="not even a zombie is left")
 
 
-async def test_deaths_count_as_the_failures_of_a_handler_do(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_deaths_count_as_the_failures_of_a_handler_do(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
         folder = {"folder": str(tmp_path), "how": "exit"}
         again = {"max_unexpected_retries": 1, "unexpected_retry_delay_ms": 0}
         await it.ended(await it.publish("die", "1", folder, **again), "FAIL")
@@ -98,9 +95,9 @@ async def test_deaths_count_as_the_failures_of_a_handler_do(
     "how", [pytest.param(how, marks=() if how == "spins in C" else pytest.mark.long) for how in STUCK]
 )
 async def test_a_run_timeout_ends_a_handler_that_cannot_be_asked(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
+    isolating: Isolating, tmp_path: Path, how: str
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         params = {"folder": str(tmp_path), "how": how}
         task_id = await it.publish("stuck", "1", params, run_timeout_ms=500, **ONCE)
         pid = await it.started(task_id)
@@ -114,10 +111,8 @@ async def test_a_run_timeout_ends_a_handler_that_cannot_be_asked(
 @pytest.mark.parametrize(
     "how", [pytest.param(how, marks=() if how == "never looks" else pytest.mark.long) for how in STUCK]
 )
-async def test_a_cancelation_ends_a_handler_that_never_looks(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_cancelation_ends_a_handler_that_never_looks(isolating: Isolating, tmp_path: Path, how: str) -> None:
+    async with isolating(count=1) as it:
         task_id = await it.publish("stuck", "1", {"folder": str(tmp_path), "how": how})
         pid = await it.started(task_id)
         children = await children_of(it, task_id) if how == "forks" else []
@@ -128,9 +123,9 @@ async def test_a_cancelation_ends_a_handler_that_never_looks(
 
 
 async def test_an_async_handler_that_goes_on_when_it_is_cancelled_is_killed(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+    isolating: Isolating, tmp_path: Path
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         task_id = await it.publish("stubborn", "1", {"folder": str(tmp_path)})
         pid = await it.started(task_id)
         await it.bench.client.cancel(*task_id.split(":"))
@@ -139,10 +134,8 @@ async def test_an_async_handler_that_goes_on_when_it_is_cancelled_is_killed(
         await it.gone(pid)
 
 
-async def test_a_handler_that_ends_when_asked_keeps_its_executor(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_handler_that_ends_when_asked_keeps_its_executor(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
         for name in ("looks", "hold_async"):
             task_id = await it.publish(name, name, {"folder": str(tmp_path)})
             pid = await it.started(task_id)
@@ -154,9 +147,9 @@ async def test_a_handler_that_ends_when_asked_keeps_its_executor(
 
 
 async def test_a_removed_task_and_a_lost_lease_end_the_handler_and_nothing_is_written(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+    isolating: Isolating, tmp_path: Path
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path) as it:
+    async with isolating() as it:
         removed = await it.publish("hold", "removed", {"folder": str(tmp_path)})
         lost = await it.publish("hold", "lost", {"folder": str(tmp_path)})
         pids = [await it.started(removed), await it.started(lost)]
@@ -170,10 +163,8 @@ async def test_a_removed_task_and_a_lost_lease_end_the_handler_and_nothing_is_wr
         await it.bench.at_rest()
 
 
-async def test_a_run_that_waits_for_an_executor_can_be_canceled(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_run_that_waits_for_an_executor_can_be_canceled(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
         first = await it.publish("hold", "1", {"folder": str(tmp_path)})
         await it.started(first)
         pool = it.executors
@@ -190,10 +181,8 @@ async def test_a_run_that_waits_for_an_executor_can_be_canceled(
         assert it.bench.state(second)["failed_cnt"] == 0
 
 
-async def test_an_idle_executor_that_is_killed_is_replaced(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_an_idle_executor_that_is_killed_is_replaced(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         run = await it.ended(await it.publish("echo", "1"), "SUCCESS")
         pid = run["returns"]["pid"]
         os.kill(pid, 9)
@@ -203,9 +192,9 @@ async def test_an_idle_executor_that_is_killed_is_replaced(
 
 
 async def test_a_graceful_stop_waits_for_handlers_and_hands_the_others_back(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+    isolating: Isolating, tmp_path: Path
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path) as it:
+    async with isolating() as it:
         ready, stuck = tmp_path / "ready", tmp_path / "stuck"
         ready.mkdir()
         stuck.mkdir()

@@ -9,9 +9,8 @@ from random import Random
 import pytest
 
 from tests.integration.features.isolation import isolated
-from tests.integration.features.isolation.bench import Isolated, is_alive, isolating
+from tests.integration.features.isolation.bench import Isolated, Isolating, is_alive
 from tests.mongo import PATIENCE, until
-from tests.mongo import Client as Mongo
 
 ONCE = {"max_unexpected_retries": 0}
 
@@ -29,9 +28,9 @@ async def ended(it: Isolated, task_id: str) -> str:
 
 @pytest.mark.parametrize("how", ["closes all files", pytest.param("writes to the socket", marks=pytest.mark.long)])
 async def test_a_handler_that_spoils_its_connection_fails_and_the_next_one_runs(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
+    isolating: Isolating, tmp_path: Path, how: str
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         task_id = await it.publish("breaks", "1", {"folder": str(tmp_path), "how": how}, **ONCE)
         pid = await it.started(task_id)
         run = await it.ended(task_id, "FAIL")
@@ -40,9 +39,7 @@ async def test_a_handler_that_spoils_its_connection_fails_and_the_next_one_runs(
         await it.ended(await it.publish("echo", "1"), "SUCCESS")
 
 
-async def test_a_process_that_walks_is_gone_with_its_run(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+async def test_a_process_that_walks_is_gone_with_its_run(isolating: Isolating, tmp_path: Path) -> None:
     def group(pid: int) -> list[str]:
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -54,7 +51,7 @@ async def test_a_process_that_walks_is_gone_with_its_run(
                 found.append(stat.parent.name)
         return found
 
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         task_id = await it.publish("walks", "1", {"folder": str(tmp_path)})
         pid = await it.started(task_id)
         await it.bench.client.cancel(*task_id.split(":"))
@@ -62,18 +59,16 @@ async def test_a_process_that_walks_is_gone_with_its_run(
         await until(lambda: not group(pid), message="no process is left of the group")
 
 
-async def test_what_a_handler_starts_does_not_get_the_connection(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_what_a_handler_starts_does_not_get_the_connection(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         assert (await it.ended(await it.publish("inherited", "1"), "SUCCESS"))["returns"] == []
 
 
 def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolating: Isolating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> int:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+        async with isolating(count=1) as it:
             # The hooks of the worker's own process have run by now.
             await it.ended(await it.publish("here", "1"), "SUCCESS")
             monkeypatch.setenv(isolated.SLOW_VARIABLE, str(tmp_path / "starting"))
@@ -90,10 +85,8 @@ def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
 
 
 @pytest.mark.long
-async def test_a_second_stop_ends_a_handler_that_never_looks_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_second_stop_ends_a_handler_that_never_looks_at_once(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
         task_id = await it.publish("stuck", "1", {"folder": str(tmp_path), "how": "ignores SIGTERM"})
         pid = await it.started(task_id)
         it.bench.worker.stop()
@@ -104,11 +97,9 @@ async def test_a_second_stop_ends_a_handler_that_never_looks_at_once(
         assert (run["status"], run["fail_reason"]) == ("CANCELED", "handed back: the worker stopped")
 
 
-async def test_a_cancelation_at_the_moment_of_the_result_leaves_the_executor_in_order(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+async def test_a_cancelation_at_the_moment_of_the_result_leaves_the_executor_in_order(isolating: Isolating) -> None:
     random = Random(7)
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         first = await it.ended(await it.publish("echo", "first"), "SUCCESS")
         ends: set[str] = set()
         for number in range(30):
@@ -124,9 +115,9 @@ async def test_a_cancelation_at_the_moment_of_the_result_leaves_the_executor_in_
 
 @pytest.mark.parametrize(("count", "size"), [(50, 10), pytest.param(20, 1_000_000, marks=pytest.mark.long)])
 async def test_many_runs_wait_for_one_executor_and_each_is_run_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, count: int, size: int
+    isolating: Isolating, count: int, size: int
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1, concurrency=100) as it:
+    async with isolating(count=1, concurrency=100) as it:
         value = "x" * size
         task_ids = [await it.publish("echo", f"{number}", {"value": value}) for number in range(count)]
         pids = set()
@@ -140,10 +131,8 @@ async def test_many_runs_wait_for_one_executor_and_each_is_run_once(
         assert set(it.executors.pids) == pids
 
 
-async def test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_again(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_again(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         submit = it.executors._spawner.submit
 
         def refuse(*_: object) -> None:

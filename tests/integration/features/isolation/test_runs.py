@@ -16,17 +16,15 @@ from mtask.features.isolation.options import ExecutorOptions
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.worker import Worker
 from tests.integration.features.isolation import isolated
-from tests.integration.features.isolation.bench import isolating
+from tests.integration.features.isolation.bench import Isolating
 from tests.integration.kernel.worker.hostile import ENDS
 from tests.integration.kernel.worker.leaks import Before
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
 
-async def test_handlers_run_in_processes_that_are_made_when_needed_and_used_again(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_handlers_run_in_processes_that_are_made_when_needed_and_used_again(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         assert it.executors.pids == {}
         here = await it.ended(await it.publish("here", "1"), "SUCCESS")
         assert (here["returns"], it.executors.pids) == (os.getpid(), {})
@@ -43,9 +41,7 @@ async def test_handlers_run_in_processes_that_are_made_when_needed_and_used_agai
         assert first["run"] not in isolated.around_runs
 
 
-async def test_values_arrive_as_they_are_stored(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+async def test_values_arrive_as_they_are_stored(isolating: Isolating) -> None:
     value: dict[str, Any] = {
         "id": ObjectId(),
         "when": datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC),
@@ -58,7 +54,7 @@ async def test_values_arrive_as_they_are_stored(
         "large": "x" * 3_000_000,
         "deep": {"list": [1, 2.5, None, True, {"$odd.name": []}]},
     }
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         task_id = await it.publish("echo", "1", {"value": value})
         await it.ended(task_id, "SUCCESS")
         returned = {"$getField": {"field": "value", "input": {"$last": "$task_state.worker_states.returns"}}}
@@ -77,10 +73,8 @@ RAISED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-async def test_what_a_handler_raises_means_the_same_and_its_executor_goes_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_what_a_handler_raises_means_the_same_and_its_executor_goes_on(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         before = (await it.ended(await it.publish("echo", "before"), "SUCCESS"))["returns"]["pid"]
         for kind, (status, run) in RAISED.items():
             task_id = await it.publish("raises", kind, {"kind": kind}, max_unexpected_retries=0)
@@ -111,10 +105,8 @@ async def test_what_a_handler_raises_means_the_same_and_its_executor_goes_on(
         assert after["returns"]["pid"] == before
 
 
-async def test_progress_is_told_while_the_handler_goes_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_progress_is_told_while_the_handler_goes_on(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
         task_id = await it.publish("tell", "1", {"folder": str(tmp_path)})
 
         def told() -> bool:
@@ -128,10 +120,8 @@ async def test_progress_is_told_while_the_handler_goes_on(
         assert run["progress"]["fraction"] == 0.5
 
 
-async def test_an_executor_knows_that_its_lease_was_extended(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_an_executor_knows_that_its_lease_was_extended(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
         lease: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 5_000}
         task_id = await it.publish("sees", "1", {"folder": str(tmp_path)}, **lease)
         await it.started(task_id)
@@ -146,10 +136,10 @@ async def test_an_executor_knows_that_its_lease_was_extended(
         assert run["returns"] == [True, False]
 
 
-def test_nothing_is_left_after_a_stop(mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path) -> None:
+def test_nothing_is_left_after_a_stop(isolating: Isolating, mongo: Mongo) -> None:
     async def scenario() -> tuple[Before, str]:
         before = Before.note(mongo)
-        async with isolating(mongo_uri, database_name, mongo, tmp_path) as it:
+        async with isolating() as it:
             task_ids = [await it.publish("echo", f"{number}") for number in range(5)]
             task_ids.append(await it.publish("raises", "1", {"kind": "fail"}))
             for task_id in task_ids:
@@ -163,12 +153,10 @@ def test_nothing_is_left_after_a_stop(mongo_uri: str, database_name: str, mongo:
     before.check_nothing_left(app_name)
 
 
-async def test_children_and_results_work_there(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+async def test_children_and_results_work_there(isolating: Isolating) -> None:
     from mtask import Flow
 
-    async with isolating(mongo_uri, database_name, mongo, tmp_path) as it:
+    async with isolating() as it:
         flow = Flow("f")
         flow.add("one", "step")
         flow.add("two", "results", after=["one"])
@@ -181,18 +169,18 @@ async def test_children_and_results_work_there(
 
 @pytest.mark.parametrize(("isolation", "is_isolated"), [("thread", False), ("process", True)])
 async def test_sync_handlers_that_do_not_say_where_they_run_follow_the_option(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, isolation: str, is_isolated: bool
+    isolating: Isolating, isolation: str, is_isolated: bool
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, isolation=isolation) as it:
+    async with isolating(isolation=isolation) as it:
         for name, expected in (("thread_or_not", is_isolated), ("thread", False), ("here", False)):
             run = await it.ended(await it.publish(name, "1"), "SUCCESS")
             assert (run["returns"] != os.getpid()) is expected, name
 
 
 async def test_no_more_isolated_tasks_are_claimed_than_executors_take_soon(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+    isolating: Isolating, tmp_path: Path
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, concurrency=10) as it:
+    async with isolating(concurrency=10) as it:
         folder = {"folder": str(tmp_path)}
         held = [await it.publish("hold", f"{number}", folder, priority=5) for number in range(12)]
         await until(lambda: len(list(tmp_path.glob("started-*"))) == 2, message="two go on")
@@ -212,11 +200,11 @@ async def test_no_more_isolated_tasks_are_claimed_than_executors_take_soon(
 
 
 async def test_an_executor_is_replaced_after_its_runs(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolating: Isolating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = tmp_path / "stopped"
     monkeypatch.setenv(isolated.STOPPED_VARIABLE, str(stopped))
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1, max_runs=2) as it:
+    async with isolating(count=1, max_runs=2) as it:
         pids = []
         for number in range(4):
             task_id = await it.publish("echo", f"{number}")
@@ -227,9 +215,9 @@ async def test_an_executor_is_replaced_after_its_runs(
 
 
 async def test_runs_fail_with_the_cause_if_no_executor_can_start(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolating: Isolating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         # The hooks of the worker's own process have run by now.
         await it.ended(await it.publish("here", "1"), "SUCCESS")
         monkeypatch.setenv(isolated.BROKEN_VARIABLE, "yes")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mtask.errors import ResultLost
-from tests.integration.features.isolation.bench import Isolated, isolating
-from tests.mongo import Client as Mongo
+from tests.integration.features.isolation.bench import Isolated, Isolating
 from tests.mongo import until
 
 NAMES = ("commit", "commit_async")
@@ -25,10 +24,8 @@ def params(it: Isolated, then: str) -> dict[str, Any]:
     return {"folder": str(it.folder), "effects": it.bench.database, "then": then}
 
 
-async def test_writes_and_success_commit_together(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_writes_and_success_commit_together(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         for name in NAMES:
             for key in ("1", "2"):  # the second one uses the session of the first
                 task_id = await it.publish(name, key, params(it, "return"))
@@ -44,10 +41,8 @@ def _last(it: Isolated, task_id: str) -> dict[str, Any]:
     return run
 
 
-async def test_a_death_inside_rolls_back_at_once_and_counts(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_death_inside_rolls_back_at_once_and_counts(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         for name in NAMES:
             task_id = await it.publish(name, "1", params(it, "die inside"), **ONCE, worker_timeout_ms=3_600_000)
             run = await it.ended(task_id, "FAIL")
@@ -59,10 +54,8 @@ async def test_a_death_inside_rolls_back_at_once_and_counts(
             await it.bench.at_rest()
 
 
-async def test_a_death_after_the_commit_leaves_the_success(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_death_after_the_commit_leaves_the_success(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         for name in NAMES:
             task_id = await it.publish(name, "1", params(it, "die after"))
             await it.ended(task_id, "SUCCESS")
@@ -74,10 +67,8 @@ async def test_a_death_after_the_commit_leaves_the_success(
             assert "returns_owed_by" not in run
 
 
-async def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         cases = [("fail inside", "FAIL", 0), ("fail after", "SUCCESS", 1), ("go on", "SUCCESS", 1)]
         for key, (then, status, written) in enumerate(cases):
             task_id = await it.publish("commit", f"{key}", params(it, then))
@@ -90,9 +81,9 @@ async def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(
 
 
 async def test_pings_pause_while_the_transaction_is_open_and_go_on_with_the_next_run(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+    isolating: Isolating, tmp_path: Path
 ) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+    async with isolating(count=1) as it:
         lease = {"ping_interval_ms": 200, "worker_timeout_ms": 60_000}
         task_id = await it.publish("commit", "1", params(it, "wait inside"), **lease)
         await it.started(task_id)
@@ -111,10 +102,8 @@ async def test_pings_pause_while_the_transaction_is_open_and_go_on_with_the_next
         assert effects(it, task_id) == 1
 
 
-async def test_a_cancelation_amid_a_transaction_rolls_back(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+async def test_a_cancelation_amid_a_transaction_rolls_back(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
         task_id = await it.publish("commit", "1", params(it, "wait inside"))
         pid = await it.started(task_id)
         await it.bench.client.cancel(*task_id.split(":"))

@@ -28,7 +28,7 @@ from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.worker.running.run import EndReason
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command, until
 
@@ -71,21 +71,21 @@ class Gauge:
 
 
 @asynccontextmanager
-async def two_workers(uri: str, database: str, mongo: Mongo, app: App) -> AsyncIterator[Bench]:
+async def two_workers(working: Working, app: App) -> AsyncIterator[Bench]:
     """Run two workers; return the first one's bench."""
     async with (
-        working(uri, database, mongo, app, worker_id="w1") as bench,
-        working(uri, database, mongo, app, worker_id="w2"),
+        working(app, worker_id="w1") as bench,
+        working(app, worker_id="w2"),
     ):
         yield bench
 
 
 @asynccontextmanager
-async def one_of_two_runs(uri: str, database: str, mongo: Mongo, gauge: Gauge) -> AsyncIterator[Bench]:
+async def one_of_two_runs(working: Working, gauge: Gauge) -> AsyncIterator[Bench]:
     """Run two workers that know each other, and a task that waits at the gate; return the first one's bench."""
     async with (
-        working(uri, database, mongo, gauge.app, worker_id="w1") as bench,
-        working(uri, database, mongo, gauge.app, worker_id="w2") as other,
+        working(gauge.app, worker_id="w1") as bench,
+        working(gauge.app, worker_id="w2") as other,
     ):
         ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
         await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
@@ -114,9 +114,7 @@ def most_in_a_window(times: list[float], window: timedelta) -> int:
     return max(bisect_left(times, time + window.total_seconds()) - index for index, time in enumerate(times))
 
 
-async def test_task_that_others_have_run_meanwhile_loses_its_place(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_task_that_others_have_run_meanwhile_loses_its_place(working: Working, client: Client) -> None:
     app, gate, starts = App(), asyncio.Event(), list[str]()
 
     @app.task
@@ -125,7 +123,7 @@ async def test_task_that_others_have_run_meanwhile_loses_its_place(
         await gate.wait()
 
     client.limit("default", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         for key in ("holds", "moved", "next"):
             await publish(bench, 1, prefix=key)
             await until(lambda: starts == ["holds0"], message="the first one runs")
@@ -140,7 +138,7 @@ async def test_task_that_others_have_run_meanwhile_loses_its_place(
 
 
 async def test_task_that_others_run_while_it_gets_its_permit_is_not_claimed(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge, admit = Gauge(), Limits.admit
     client.limit("default", concurrency=1)
@@ -153,14 +151,14 @@ async def test_task_that_others_run_while_it_gets_its_permit_is_not_claimed(
         return admitted
 
     monkeypatch.setattr(Limits, "admit", slow)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await bench.client.publish("work", key="moved", start_time=LONG_AGO)
         await bench.status("work:moved", "SUCCESS")
         assert bench.worker.parts.sender.lost_cnt == 1, "the first claim, with the permit for its former place"
 
 
 async def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge, admit, asked = Gauge(), Limits.admit, list[str]()
     client.limit("default", concurrency=1)
@@ -169,7 +167,7 @@ async def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
         asked.extend(task.key for task in tasks)
         return await admit(limits, tasks, *rest)
 
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         with bench.backed_up():
             for key in ("first", "second"):
                 await bench.client.publish("work", key=key)
@@ -195,7 +193,7 @@ async def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
 
 
 async def test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_a_limit(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
@@ -204,7 +202,7 @@ async def test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_
     client.publish_many([TaskSpec("work", key=f"{n}") for n in range(600)])  # more than one scan brings
 
     executors = ExecutorOptions("no.such:app", count=1)  # none is started
-    async with working(mongo_uri, database_name, mongo, gauge.app, executors=executors) as bench:
+    async with working(gauge.app, executors=executors) as bench:
         await until(lambda: gauge.running["all"] == 1, message="one runs")
         await bench.worker.parts.scans._batches.scan_isolated()
         heard = bench.worker.parts.stream.event_cnt
@@ -216,13 +214,11 @@ async def test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_
         bench.worker.stop()
 
 
-async def test_never_more_at_once_than_the_limit_over_two_workers(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_never_more_at_once_than_the_limit_over_two_workers(working: Working, client: Client) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=3)
-    async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with two_workers(working, gauge.app) as bench:
         await publish(bench, 25)
         await until(lambda: gauge.running["all"] == 3, message="three run")
         gauge.gate.set()
@@ -232,12 +228,12 @@ async def test_never_more_at_once_than_the_limit_over_two_workers(
 
 
 async def test_each_key_has_a_limit_of_its_own_and_what_has_none_is_not_bound_by_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", key_concurrency=1)
-    async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with two_workers(working, gauge.app) as bench:
         for key in ("a", "b"):
             await publish(bench, 4, prefix=key, limit_key=key)
         await publish(bench, 4)
@@ -249,32 +245,28 @@ async def test_each_key_has_a_limit_of_its_own_and_what_has_none_is_not_bound_by
 
 
 async def test_request_for_permits_that_fails_is_made_again(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     gauge = Gauge()
     client.limit("default", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         places = f"{database_name}.places"
         with fail_command(mongo, "findAndModify", times=2, error_code=50, app_name=bench.app_name, namespace=places):
             await publish(bench, 3)
             await until(lambda: bench.count("SUCCESS") == 3, message="all done")
 
 
-async def test_no_window_has_more_starts_than_the_limit(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_no_window_has_more_starts_than_the_limit(working: Working, client: Client) -> None:
     gauge, window = Gauge(), timedelta(seconds=1)
     client.limit("default", rate=(4, window))
-    async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with two_workers(working, gauge.app) as bench:
         await publish(bench, 12)
         await until(lambda: bench.count("SUCCESS") == 12, message="all done")
         assert len(gauge.starts) == 12
         assert most_in_a_window(gauge.starts, window) == 4
 
 
-async def test_however_a_run_ends_its_permit_is_given_back(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_however_a_run_ends_its_permit_is_given_back(working: Working, client: Client) -> None:
     app, stays = App(), asyncio.Event()
     client.limit("default", concurrency=1)
 
@@ -292,7 +284,7 @@ async def test_however_a_run_ends_its_permit_is_given_back(
         if how == "cancel":
             await stays.wait()
 
-    async with two_workers(mongo_uri, database_name, mongo, app) as bench:
+    async with two_workers(working, app) as bench:
         hows = ("cancel", "raise", "fail", "retry", "commit", "return")
         for how in hows:
             await bench.client.publish(work, {"how": how}, key=how)
@@ -304,16 +296,14 @@ async def test_however_a_run_ends_its_permit_is_given_back(
         await until(lambda: is_free(bench), message="given back")
 
 
-async def test_params_that_do_not_fit_keep_no_permit(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_params_that_do_not_fit_keep_no_permit(working: Working, client: Client) -> None:
     app = App()
     client.limit("default", concurrency=1)
 
     @app.task
     async def work(number: int) -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", {"number": "many"}, key="bad")
         await bench.client.publish("work", {"number": 1}, key="good")
         await bench.status("work:bad", "FAIL")
@@ -322,7 +312,7 @@ async def test_params_that_do_not_fit_keep_no_permit(
 
 
 async def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lapsed(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+    working: Working, client: Client, store: SyncStore
 ) -> None:
     gauge = Gauge()
     client.limit("default", concurrency=1)
@@ -332,7 +322,7 @@ async def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lap
     store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=1), [Wanted("work:of the dead")])], "w", "token"))
     (document,) = store.run(claims.claim(["work:of the dead"], "dead", "token"))
     lapses = document["task_state"]["worker_states"][0]["ping_expire_time"]
-    async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with two_workers(working, gauge.app) as bench:
         await publish(bench, 3)
         await until(lambda: bench.count("SUCCESS") == 4, message="all done, that of the dead among them")
         await until(lambda: is_free(bench), message="given back")
@@ -343,13 +333,13 @@ async def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lap
 
 
 async def test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its start is counted for the end of its permit at the latest, so a later one would be one too many."""
     gauge = Gauge()
     client.limit("default", rate=(5, timedelta(seconds=1)))
     monkeypatch.setattr(limits_module, "_BEGIN", 60.0)  # a worker that is as slow
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await publish(bench, 1)
         runs = "worker_states"
         await until(lambda: bench.state("work:0")[runs][:1] != [], message="claimed")
@@ -363,7 +353,7 @@ async def test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back
 
 
 async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_returned(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+    working: Working, database_name: str, mongo: Mongo, client: Client, store: SyncStore
 ) -> None:
     """A first read may be older than the ping, right after an election for example. The close then finds a live run."""
     gauge = Gauge()
@@ -385,7 +375,7 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
             {"_id": ids[0], "task_state.status": "RUNNING", **has_lapsed}, {"$set": moved}
         )
 
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         between(bench.worker.parts.sender, "settle", before=revive)
         await until(lambda: gauge.running["all"] > 0, message="the other one is rescued")
         pool = mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {}
@@ -398,12 +388,12 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
 
 @pytest.mark.parametrize("bound", [5, None])
 async def test_a_limit_that_is_raised_or_removed_lets_what_waits_start_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, bound: int | None
+    working: Working, client: Client, bound: int | None
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=2)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await publish(bench, 8)
         await until(lambda: gauge.running["all"] == 2, message="two run")
         await asyncio.to_thread(client.limit, "default", concurrency=bound)
@@ -414,12 +404,12 @@ async def test_a_limit_that_is_raised_or_removed_lets_what_waits_start_at_once(
 
 
 async def test_an_unlimited_queue_beside_a_crowded_one_is_served(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, database_name: str, client: Client
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("narrow", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app, queues=["narrow", "default"]) as bench:
+    async with working(gauge.app, queues=["narrow", "default"]) as bench:
         await publish(bench, 5, prefix="narrow", queue="narrow", priority=9)
         await publish(bench, 5)
         await until(lambda: gauge.running["all"] == 6, message="one of the narrow queue, and all of the other")
@@ -445,12 +435,12 @@ def asked(bench: Bench) -> list[list[str]]:
 
 
 async def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_first(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await publish(bench, 1)
         await until(lambda: gauge.running["all"] == 1, message="one runs")
         specs = [TaskSpec("work", key=f"many {n}", priority=n % 3) for n in range(120)]
@@ -471,14 +461,12 @@ def _was_refused(limits: Limits, pool: PermitPool, least: int) -> bool:
     return limits.pools.state(pool).refusals >= least
 
 
-async def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(working: Working, client: Client) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=3, key_concurrency=1)
     key = PermitPool("default", "k")
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await publish(bench, 6, limit_key="k")
         limits = bench.worker.parts.limits
         asked_in_vain = [partial(_was_refused, limits, key, count) for count in range(1, 5)]
@@ -492,12 +480,12 @@ async def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(
 
 
 async def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not_ask_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1, key_concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await publish(bench, 1, limit_key="first")
         await until(lambda: gauge.running["all"] == 1, message="one runs")
         with bench.backed_up():
@@ -513,12 +501,12 @@ async def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_do
 
 
 async def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await publish(bench, 1)
         await until(lambda: gauge.running["all"] == 1, message="one runs")
         with bench.backed_up():
@@ -547,15 +535,15 @@ async def no_polls(monkeypatch: pytest.MonkeyPatch, *benches: Bench) -> None:
 
 
 async def test_permits_that_an_answer_leaves_free_are_asked_for_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge, peer, limit, places = Gauge(), App(), Limit(concurrency=4), mongo[database_name]["places"]
     peer.task(name="other")(lambda: None)
     gauge.gate.clear()
     client.limit("default", concurrency=4)
     async with (
-        working(mongo_uri, database_name, mongo, peer, worker_id="peer"),
-        working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as bench,
+        working(peer, worker_id="peer"),
+        working(gauge.app, worker_id="w1") as bench,
     ):
         ghosts = [Wanted(f"ghost:{number}") for number in range(4)]
         await bench.worker.parts.scope.store.run(permits.take([PermitRequest(QUEUE, limit, ghosts)], "g", "g"))
@@ -569,15 +557,15 @@ async def test_permits_that_an_answer_leaves_free_are_asked_for_at_once(
 
 
 async def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_other_is_called(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was to see to its tasks itself, so nobody was called for them."""
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1)
     async with (
-        working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1") as one,
-        working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2") as two,
+        working(gauge.app, worker_id="w1") as one,
+        working(gauge.app, worker_id="w2") as two,
     ):
         benches = {"w1": one, "w2": two}
         await publish(one, 1)
@@ -593,7 +581,7 @@ async def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_o
 
 
 async def test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_its_queue_too(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     app, peer = App(), App()
     listed: list[int] = []
@@ -608,10 +596,10 @@ async def test_what_waits_is_listed_when_a_permit_is_taken_though_it_waits_for_i
         listed.append(sum(len(worker["tasks"]) for worker in waiting))
 
     peer.task(name="other")(work)
-    async with working(mongo_uri, database_name, mongo, peer, worker_id="peer") as bench:
+    async with working(peer, worker_id="peer") as bench:
         for number in range(3):
             await bench.client.publish("work", key=f"{number}", tenant="acme")
-        async with working(mongo_uri, database_name, mongo, app, worker_id="w1"):
+        async with working(app, worker_id="w1"):
             await until(lambda: bench.count("SUCCESS") == 3, message="all done")
     assert listed == [2, 1, 0]
 
@@ -623,7 +611,7 @@ def listed_in(mongo: Mongo, database: str) -> dict[str, list[str]]:
 
 
 async def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits_module, "_POLL", 600.0)
     gauge = Gauge()
@@ -633,7 +621,7 @@ async def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
     def is_first(key: str) -> bool:
         return any(tasks[:1] == [key] for tasks in listed_in(mongo, database_name).values())
 
-    async with one_of_two_runs(mongo_uri, database_name, mongo, gauge) as bench:
+    async with one_of_two_runs(working, gauge) as bench:
         for name, priority in (("low", 0), ("high", 5), ("higher", 9)):
             await publish(bench, 1, prefix=name, priority=priority)
             await until(partial(is_first, f"{name}0"), message=f"{name} is listed first")
@@ -642,7 +630,7 @@ async def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
 
 
 async def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_listed_soon(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may take all that go before it, and then nobody would be called for it."""
     monkeypatch.setattr(limits_module, "_POLL", 600.0)
@@ -653,7 +641,7 @@ async def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_li
     def are_listed(*keys: str) -> bool:
         return any(tasks == [*keys] for tasks in listed_in(mongo, database_name).values())
 
-    async with one_of_two_runs(mongo_uri, database_name, mongo, gauge) as bench:
+    async with one_of_two_runs(working, gauge) as bench:
         await publish(bench, 1, prefix="high", priority=5)
         await until(partial(are_listed, "high0"), message="one is listed")
         for worker in ("w1", "w2"):
@@ -664,7 +652,7 @@ async def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_li
 
 
 async def test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, database_name: str, mongo: Mongo, client: Client
 ) -> None:
     client.limit("default", rate=(1, 9))
 
@@ -675,7 +663,7 @@ async def test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free(
     def longer(first: Mapping[str, datetime]) -> list[timedelta]:
         return [end - first[each] for each, end in ends().items() if each in first and end > first[each]]
 
-    async with two_workers(mongo_uri, database_name, mongo, Gauge().app) as bench:
+    async with two_workers(working, Gauge().app) as bench:
         await publish(bench, 2)
         first = await until(ends, message="a worker is listed")
         by = await until(partial(longer, first), message="it is listed for longer")
@@ -684,7 +672,7 @@ async def test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free(
 
 
 async def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_being_served(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     client.limit("narrow", key_rate=(1, timedelta(days=1)))
@@ -696,7 +684,7 @@ async def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_bein
     ]
     client.publish_many(specs)
     queues = ["narrow", "default"]
-    async with working(mongo_uri, database_name, mongo, gauge.app, queues=queues, concurrency=200) as bench:
+    async with working(gauge.app, queues=queues, concurrency=200) as bench:
         await until(lambda: bench.count("SUCCESS") == keys, message="one of each key")
         bench.stop_stream()
         await publish(bench, 10)
@@ -705,11 +693,11 @@ async def test_blocked_keys_keep_neither_another_queue_nor_another_key_from_bein
 
 
 async def test_a_claim_that_comes_too_late_for_its_permit_is_not_valid(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, database_name: str, client: Client
 ) -> None:
     gauge = Gauge()
     client.limit("default", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         parts = bench.worker.parts
 
         async def wait() -> None:
@@ -734,11 +722,11 @@ async def test_a_claim_that_comes_too_late_for_its_permit_is_not_valid(
     ids=["queue", "key"],
 )
 async def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_permit_there(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, limits: Any, change: Any, pool: PermitPool
+    working: Working, client: Client, limits: Any, change: Any, pool: PermitPool
 ) -> None:
     gauge = Gauge()
     client.limit(**limits)
-    async with working(mongo_uri, database_name, mongo, gauge.app, queues=["default", "narrow"]) as bench:
+    async with working(gauge.app, queues=["default", "narrow"]) as bench:
 
         async def move() -> None:
             if claiming.seen_cnt == 1:
@@ -751,14 +739,14 @@ async def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_pe
 
 
 async def test_a_run_that_its_worker_lets_go_of_keeps_its_permit_until_it_is_closed(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     """A lease is trusted no longer some time before it lapses: until then the run is live for all others."""
     gauge = Gauge()
     gauge.gate.clear()
     for queue in ("default", "other"):
         client.limit(queue, concurrency=1)
-    async with working(mongo_uri, database_name, mongo, gauge.app, queues=["default", "other"]) as bench:
+    async with working(gauge.app, queues=["default", "other"]) as bench:
         await publish(bench, 1)
         await until(lambda: gauge.running["all"] == 1, message="it runs")
         (run,) = bench.worker.parts.scope.ledger.runs

@@ -15,7 +15,7 @@ from mtask import App, Client, Context
 from mtask.errors import InvalidInput
 from mtask.features.limits.operations import PermitPool
 from tests.integration.features.limits.test_limits import is_free, most_in_a_window, two_workers
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -79,13 +79,13 @@ async def test_each_tenant_of_a_queue_has_a_limit_that_holds_over_two_workers(
 
 
 async def test_the_limit_of_one_tenant_holds_over_its_queues_and_binds_no_other(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     client.limit(tenant="acme", concurrency=3)
     async with (
-        working(mongo_uri, database_name, mongo, gauge.app, worker_id="w1", queues=["default", "other"]) as bench,
-        working(mongo_uri, database_name, mongo, gauge.app, worker_id="w2", queues=["default", "other"]),
+        working(gauge.app, worker_id="w1", queues=["default", "other"]) as bench,
+        working(gauge.app, worker_id="w2", queues=["default", "other"]),
     ):
         acme, beta = bench.client.for_tenant("acme"), bench.client.for_tenant("beta")
         for number in range(6):
@@ -113,13 +113,13 @@ async def test_no_window_has_more_starts_of_a_tenant_than_its_rate(
 
 
 async def test_tasks_of_a_tenant_at_its_limit_hide_no_tasks_of_others_from_scans(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     gauge = Gauge()
     client.limit(tenant="acme", concurrency=1)
     for number in range(60):
         client.publish("work", key=str(number), tenant="acme", priority=9)
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         bench.worker.parts.queue.capacity = 10
         bench.stop_stream()
         await until(lambda: gauge.running["acme"] == 1, message="one runs")
@@ -132,12 +132,10 @@ async def test_tasks_of_a_tenant_at_its_limit_hide_no_tasks_of_others_from_scans
         assert most_at_once(runs_of(bench, tenant="acme")) == 1
 
 
-async def test_paused_tenant_waits_and_the_others_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_paused_tenant_waits_and_the_others_go_on(working: Working, client: Client) -> None:
     gauge = Gauge()
     gauge.gate.set()
-    async with working(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with working(gauge.app) as bench:
         await bench.client.pause(tenant="acme")
         await bench.client.publish("work", key="1", tenant="acme")
         await bench.client.publish("work", key="1", tenant="beta")

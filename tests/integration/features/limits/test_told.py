@@ -7,14 +7,11 @@ from datetime import timedelta
 
 from mtask import App
 from mtask.features.limits.explain import PermitHolder, PermitUse, PermitWaiter
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import until
 
 
-async def test_two_workers_are_told_by_who_holds_the_permit_and_who_waits(
-    mongo_uri: str, mongo: Mongo, database_name: str
-) -> None:
+async def test_two_workers_are_told_by_who_holds_the_permit_and_who_waits(working: Working) -> None:
     app, gate = App(), asyncio.Event()
 
     @app.task
@@ -22,8 +19,8 @@ async def test_two_workers_are_told_by_who_holds_the_permit_and_who_waits(
         await gate.wait()
 
     async with (
-        working(mongo_uri, database_name, mongo, app, worker_id="w1") as bench,
-        working(mongo_uri, database_name, mongo, app, worker_id="w2"),
+        working(app, worker_id="w1") as bench,
+        working(app, worker_id="w2"),
     ):
         await bench.client.limit("default", concurrency=1)
         await bench.client.publish("work", key="first")

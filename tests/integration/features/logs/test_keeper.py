@@ -23,7 +23,7 @@ from mtask.features.logs.worker import GrowingLog, LogKeeper, line_of
 from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import FIELDS, RUN, RunMarks
 from tests.integration.app import traced
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -62,7 +62,7 @@ def messages(kept: RunLog) -> list[str]:
 
 
 async def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_with_its_run(
-    mongo_uri: str, database_name: str, mongo: Mongo
+    working: Working, database_name: str, mongo: Mongo
 ) -> None:
     app = App()
 
@@ -82,7 +82,7 @@ async def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_w
     @app.task
     async def silent() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
+    async with working(app, logs=KEEP) as bench:
         await bench.client.publish(count, {"to": 9}, key="a", unexpected_retry_delay_ms=0)
         await bench.client.publish(count, {"to": 2}, key="b")
         await bench.client.publish(threaded, {"to": 3}, key="c")
@@ -114,7 +114,7 @@ async def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_w
 
 
 async def test_lines_cost_few_writes_and_a_run_without_lines_none(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100 runs that end together, with 1,000 lines, take a few writes, whatever the speed of the machine."""
     app, gate = App(), asyncio.Event()
@@ -126,7 +126,7 @@ async def test_lines_cost_few_writes_and_a_run_without_lines_none(
             log.info("said")
         await gate.wait()
 
-    async with working(mongo_uri, database_name, mongo, app, logs=KEEP, concurrency=150) as bench:
+    async with working(app, logs=KEEP, concurrency=150) as bench:
         for number in range(100):
             await bench.client.publish(talk, {"number": number}, key=str(number))
         await until(lambda: bench.count("RUNNING") == 100, message="all run")
@@ -142,7 +142,7 @@ async def test_lines_cost_few_writes_and_a_run_without_lines_none(
 
 
 async def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in_order(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, gate = App(), asyncio.Event()
     monkeypatch.setattr(keeping, "_EVERY", 0.05)
@@ -153,7 +153,7 @@ async def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in
         await gate.wait()
         log.info("after")
 
-    async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
+    async with working(app, logs=KEEP) as bench:
         await bench.client.publish(slow, key="1", tenant="acme")
         [kept] = await until(lambda: bench.client.logs("slow", "acme:1"), message="lines of a run that goes on")
         assert (messages(kept), kept.is_over) == (["before"], False)
@@ -163,7 +163,7 @@ async def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in
         assert mongo[database_name]["logs"].find_one({}, {"_id": 0, "tenant": 1}) == {"tenant": "acme"}
 
 
-async def test_lines_are_bounded_in_bytes(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_lines_are_bounded_in_bytes(working: Working) -> None:
     app = App()
 
     @app.task
@@ -171,7 +171,7 @@ async def test_lines_are_bounded_in_bytes(mongo_uri: str, database_name: str, mo
         for number in range(200):
             log.info("%d %s", number, "é" * 3000)
 
-    async with working(mongo_uri, database_name, mongo, app, logs=LogOptions(keep=10_000)) as bench:
+    async with working(app, logs=LogOptions(keep=10_000)) as bench:
         await bench.client.publish(verbose, key="1")
         [kept] = await logs(bench, "verbose", "1")
         size = sum(len(line.message.encode()) for line in kept.lines)
@@ -180,7 +180,7 @@ async def test_lines_are_bounded_in_bytes(mongo_uri: str, database_name: str, mo
 
 
 async def test_lines_of_executors_are_kept_also_those_before_a_kill(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    working: Working, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
     monkeypatch.setattr(keeping, "_EVERY", 0.05)
@@ -190,7 +190,7 @@ async def test_lines_of_executors_are_kept_also_those_before_a_kill(
         kept = await bench.client.logs("chatter", "2")
         return kept[0] if kept and messages(kept[0])[-1] == "line 29" else None
 
-    async with working(mongo_uri, database_name, mongo, traced.app, executors=executors, logs=KEEP) as bench:
+    async with working(traced.app, executors=executors, logs=KEEP) as bench:
         await bench.client.publish("apart", key="1")
         [kept] = await logs(bench, "apart", "1")
         assert messages(kept) == ["apart, attempt 1"]
@@ -204,7 +204,7 @@ async def test_lines_of_executors_are_kept_also_those_before_a_kill(
 
 
 async def test_without_a_database_lines_wait_up_to_a_bound_and_runs_are_not_disturbed(
-    mongo_uri: str,
+    working: Working,
     database_name: str,
     mongo: Mongo,
     monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +219,7 @@ async def test_without_a_database_lines_wait_up_to_a_bound_and_runs_are_not_dist
     async def talk(number: int) -> None:
         log.info("%d %s", number, "x" * 900)
 
-    async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
+    async with working(app, logs=KEEP) as bench:
         with failing_logs(bench):
             for number in range(60):
                 await bench.client.publish(talk, {"number": number}, key=str(number))
@@ -247,7 +247,7 @@ def failing_logs(bench: Bench) -> Iterator[None]:
 
 
 async def test_a_stop_writes_the_last_lines_and_no_line_outside_of_a_run_is_kept(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
     monkeypatch.setattr(keeping, "_EVERY", 3600.0)
@@ -260,7 +260,7 @@ async def test_a_stop_writes_the_last_lines_and_no_line_outside_of_a_run_is_kept
         seen.append(RUN.get())
         await asyncio.Event().wait()
 
-    async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
+    async with working(app, logs=KEEP) as bench:
         await bench.client.publish(endless, key="1")
         await until(lambda: seen, message="it runs")
         log.info("outside")

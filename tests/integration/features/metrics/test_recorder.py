@@ -17,7 +17,7 @@ from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.process.tally import Histogram, Pair, Tally, tally_of
 from tests.integration import stores
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, until
 
 AT_ONCE: TaskOptions = {"unexpected_retry_delay_ms": 0}
@@ -80,10 +80,8 @@ async def settled(bench: Bench, count: int) -> Tally:
     return bench.worker.tally
 
 
-async def test_each_run_of_a_known_load_counts_once_with_its_outcome(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_each_run_of_a_known_load_counts_once_with_its_outcome(working: Working) -> None:
+    async with working(app) as bench:
         publish = bench.client.publish
         for number in range(7):
             await publish("quick", key=str(number))
@@ -116,8 +114,8 @@ async def test_each_run_of_a_known_load_counts_once_with_its_outcome(
         assert (tally.leases_lapsed, tally.lateness.count) == (0, 0)
 
 
-async def test_a_wait_begins_when_the_task_is_due(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_a_wait_begins_when_the_task_is_due(working: Working) -> None:
+    async with working(app) as bench:
         with bench.backed_up():
             await bench.client.publish("quick", key="waits")
             delayed = await bench.client.publish("quick", key="due later", delay=timedelta(seconds=0.5))
@@ -144,12 +142,12 @@ async def until_server(bench: Bench, begin: Any, seconds: float) -> None:
 
 @pytest.mark.parametrize("retries", [0, 3], ids=["the janitor closes it", "a rescue closes it"])
 async def test_a_lapsed_run_counts_once_at_the_worker_that_closes_it(
-    mongo_uri: str, database_name: str, mongo: Client, retries: int
+    working: Working, database_name: str, mongo: Client, retries: int
 ) -> None:
     store = SyncStore(mongo, database_name)
     async with (
-        working(mongo_uri, database_name, mongo, lapsing, worker_id="w1") as bench,
-        working(mongo_uri, database_name, mongo, lapsing, worker_id="w2") as other,
+        working(lapsing, worker_id="w1") as bench,
+        working(lapsing, worker_id="w2") as other,
     ):
         with bench.backed_up(), other.backed_up():
             for number in range(5):
@@ -184,9 +182,9 @@ async def task() -> None:
 
 
 async def test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_changed(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, database_name: str, mongo: Client
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         collection = mongo[database_name]["metrics"]
         await parts.recorder.write()
@@ -209,21 +207,19 @@ async def test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_change
     assert (tally_of(found).run_cnt, found["recent_runs"], parts.recorder.write_cnt) == (31, 1, 2)
 
 
-async def test_a_loop_writes_at_its_interval(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_loop_writes_at_its_interval(working: Working, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder.Recorder.__init__, "__defaults__", (timedelta(seconds=0.05),))
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("quick", key="k")
         await until(lambda: bench.worker.parts.recorder.write_cnt == 1, message="written")
 
 
 async def test_a_worker_that_was_folded_alive_goes_on_in_another_tally(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, database_name: str, mongo: Client
 ) -> None:
     """It was frozen for longer than its heartbeat lasts; the reply to its last write before that was lost."""
     store = SyncStore(mongo, database_name)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         for number in range(40):
             await bench.client.publish("quick", key=str(number))
@@ -252,9 +248,9 @@ async def test_a_worker_that_was_folded_alive_goes_on_in_another_tally(
 
 
 async def test_a_database_that_refuses_metrics_hinders_no_task(
-    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture
+    working: Working, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         refused = between(parts.recorder, "record", before=_refuse)
         await bench.client.publish("quick", key="k")
@@ -274,8 +270,8 @@ async def _refuse() -> None:
     raise AccessDenied("not authorized", is_unauthorized=True)
 
 
-async def test_late_firings_and_lost_claims_count(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_late_firings_and_lost_claims_count(working: Working) -> None:
+    async with working(app) as bench:
         now = await bench.client.server_time()
         await bench.client.add_schedule("once", "quick", now + timedelta(seconds=1))
         lateness = bench.worker.tally.lateness

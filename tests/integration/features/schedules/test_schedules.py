@@ -21,8 +21,7 @@ from mtask.features.schedules.triggers import Once
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.logs import FIELDS
 from tests.integration.features.schedules.schedulers import keys, scheduling_by, set_next
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import until
 
 EVERY_SECOND = timedelta(seconds=1)
@@ -309,16 +308,14 @@ async def test_overlap_skip_waits_for_the_last_task(
         await until(lambda: len(keys(store)) == 2, message="the next")
 
 
-async def test_new_changed_and_resumed_schedules_are_heard_of_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_new_changed_and_resumed_schedules_are_heard_of_at_once(working: Working, client: Client) -> None:
     app = App()
 
     @app.task
     async def report() -> None:
         return None
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await until(lambda: bench.worker.parts.scans.is_ready.is_set(), message="ready")
         soon = client.server_time() + timedelta(seconds=0.3)
         await asyncio.to_thread(client.add_schedule, "once", "report", soon)
@@ -387,7 +384,7 @@ async def test_schedulers_go_on_where_one_dies_in_mid_firing(
 # --- declared -------------------------------------------------------------------------------------------------
 
 
-async def test_declared_beside_the_handler(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+async def test_declared_beside_the_handler(working: Working, client: Client) -> None:
     app = App()
 
     @app.schedule(EVERY_SECOND, params={"kind": "sales"}, overlap="skip", priority=4)
@@ -400,7 +397,7 @@ async def test_declared_beside_the_handler(mongo_uri: str, database_name: str, m
     @app.schedule("0 12 * * 1", id="weekly")
     def digest() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app, queues=["reports"]) as bench:
+    async with working(app, queues=["reports"]) as bench:
         await until(lambda: bench.count("SUCCESS") >= 2, message="two firings done")
         document = bench.tasks.find_one({"task_state.status": "SUCCESS"})
         assert document is not None

@@ -41,7 +41,7 @@ from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
 from tests.clients import claim, server_now
 from tests.integration.stores import lapse, publish, stored
-from tests.integration.worker_harness import Bench, Document, working
+from tests.integration.worker_harness import Bench, Document, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, until
 
@@ -208,11 +208,11 @@ def tells(client: Client) -> None:
 
 
 async def test_every_write_of_workers_and_clients_names_its_documents_by_id(
-    mongo_uri: str, database_name: str, mongo: Mongo, writes: Writes, turns: Turns
+    working: Working, mongo_uri: str, database_name: str, writes: Writes, turns: Turns
 ) -> None:
     handlers = Handlers()
     with opened(mongo_uri, database_name) as (client, source):
-        async with working(mongo_uri, database_name, mongo, handlers.app, logs=LogOptions(keep=1)) as bench:
+        async with working(handlers.app, logs=LogOptions(keep=1)) as bench:
             await runs(bench)
             await changes(bench, client)
             await limits(bench)

@@ -11,13 +11,12 @@ import pytest
 from mtask import App, Client, Context, Retry, TaskSpec
 from mtask.errors import MAX_DELAY
 from mtask.kernel.driver.stores import SyncStore
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import until
 
 
 async def test_tasks_that_are_left_alone_do_not_fill_the_scans(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mtask.parts.assembly._QUEUE_CAPACITY", 40)
     app = App()
@@ -25,7 +24,7 @@ async def test_tasks_that_are_left_alone_do_not_fill_the_scans(
     @app.task
     async def work() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=5) as bench:
+    async with working(app, concurrency=5) as bench:
         bench.stop_stream()  # it told of those that come now, and not of what was there before
         held_up = [f"head-{number}" for number in range(200)]
         for key in held_up:  # as where they could not be claimed in time: someone's open transaction
@@ -37,16 +36,14 @@ async def test_tasks_that_are_left_alone_do_not_fill_the_scans(
         assert bench.count("INIT") == len(held_up)
 
 
-async def test_run_that_cannot_be_started_keeps_no_place(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_run_that_cannot_be_started_keeps_no_place(working: Working, client: Client) -> None:
     app = App()
 
     @app.task
     async def work() -> None: ...
 
     client.limit("default", concurrency=1)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         known: Any = bench.worker.parts.adoption._handlers
         handlers = dict(known)
         known.clear()
@@ -61,7 +58,7 @@ async def test_run_that_cannot_be_started_keeps_no_place(
 
 
 async def test_stored_task_that_asks_for_a_storm_of_pings_gets_as_many_as_are_sensible(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+    working: Working, client: Client, store: SyncStore
 ) -> None:
     app = App()
     gate, begun = asyncio.Event(), asyncio.Event()
@@ -72,7 +69,7 @@ async def test_stored_task_that_asks_for_a_storm_of_pings_gets_as_many_as_are_se
         await gate.wait()
 
     delay = timedelta(seconds=2)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await asyncio.to_thread(client.publish, "work", {}, key="stormy", delay=delay)
         # As an older version took it.
         changed = store.tasks.update_one({"_id": "work:stormy"}, {"$set": {"task_option.ping_interval_ms": 1}})
@@ -90,7 +87,7 @@ async def test_stored_task_that_asks_for_a_storm_of_pings_gets_as_many_as_are_se
 
 
 async def test_retry_whose_delay_was_changed_beyond_all_bounds_waits_ten_years(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     app = App()
 
@@ -104,7 +101,7 @@ async def test_retry_whose_delay_was_changed_beyond_all_bounds_waits_ten_years(
     async def refused() -> None:
         raise Retry(timedelta(days=3_000_000))
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await asyncio.to_thread(client.publish, "work", {}, key="k")
         await asyncio.to_thread(client.publish, "refused", {}, key="k", max_unexpected_retries=0)
         state = await bench.status("refused:k", "FAIL")

@@ -21,7 +21,7 @@ from mtask import App, Context
 from mtask.kernel.driver.stores import CODEC, READING
 from mtask.kernel.worker.running import leases
 from tests.faults.malformed import good
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, Document, until
 
 _AGO = datetime(2024, 1, 1, tzinfo=UTC)
@@ -49,12 +49,12 @@ def app() -> App:
 
 
 @pytest.fixture
-def serve(mongo_uri: str, database_name: str, mongo: Client, app: App) -> Callable[..., None]:
+def serve(working: Working, app: App) -> Callable[..., None]:
     """Give what runs a scenario beside a worker, and sees that the worker lives at the end of it and works."""
 
     def run(scenario: Scenario, **options: Any) -> None:
         async def life() -> None:
-            async with working(mongo_uri, database_name, mongo, app, **options) as bench:
+            async with working(app, **options) as bench:
                 await scenario(bench)
                 bench.resume_stream()
                 insert(bench, good("last"))

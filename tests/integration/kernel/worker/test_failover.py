@@ -17,7 +17,7 @@ from mtask.kernel.operations import change as queries
 from mtask.local import ReplicaSet
 from mtask.logs import FIELDS
 from tests.faults import breaks
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import working_on
 from tests.mongo import PATIENCE, Client, Document, until
 
 DATABASE = "failover"
@@ -39,7 +39,7 @@ async def test_pings_go_on_soon_after_the_primary_was_killed(replica_set: Replic
         started.set()
         await go_on.wait()
 
-    async with working(replica_set.uri, DATABASE, mongo, app) as bench:
+    async with working_on(replica_set.uri, DATABASE, mongo, app) as bench:
         # Between pings the connection is idle for more than the second after which the driver looks at it first.
         await bench.client.publish("hold", key="1", ping_interval_ms=2_500, worker_timeout_ms=200_000)
         await started.wait()
@@ -82,7 +82,7 @@ async def test_stream_from_a_frozen_primary_is_opened_anew_at_the_next(
     async def work() -> None:
         return None
 
-    async with working(replica_set.uri, DATABASE, mongo, app) as bench, asyncio.timeout(120):
+    async with working_on(replica_set.uri, DATABASE, mongo, app) as bench, asyncio.timeout(120):
         with breaks.frozen_primary(replica_set):
             await until(lambda: is_given_up(caplog), PATIENCE, "the stream is given up")
             before, number = bench.worker.parts.stream.event_cnt, 0

@@ -28,7 +28,7 @@ from mtask.kernel.worker.running import leases as pinger
 from mtask.kernel.worker.running.run import HeldRun, trusted_until
 from tests.integration import stores
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import PATIENCE, Client, eventually, fail_command, until
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awa
 
 
 async def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
@@ -82,7 +82,7 @@ async def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_
         await bench.client.publish("work", {}, key="between")
 
     benches = _between_streams(monkeypatch, publish)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         benches.append(bench)
         with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
             register(store, "wakes-the-stream", ["other"])
@@ -90,12 +90,12 @@ async def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_
 
 
 async def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped database ends the stream for good: nothing can be resumed after that."""
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         of_worker = bench.worker.parts.scans
         indexes = set(bench.tasks.index_information())
         mongo.drop_database(database_name)
@@ -116,7 +116,7 @@ async def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
 
 
 async def test_database_dropped_while_no_stream_is_open_is_set_up_again(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     indexes: set[str] = set()
 
@@ -125,7 +125,7 @@ async def test_database_dropped_while_no_stream_is_open_is_set_up_again(
         mongo.drop_database(database_name)
 
     benches = _between_streams(monkeypatch, drop)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         benches.append(bench)
         with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
             register(store, "wakes-the-stream", ["other"])
@@ -134,11 +134,11 @@ async def test_database_dropped_while_no_stream_is_open_is_set_up_again(
 
 
 async def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (scans, batches, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=0.5))
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", {}, key="1", delay=timedelta(seconds=1.5))
         await bench.status("work:1", "SUCCESS")
 
@@ -146,9 +146,7 @@ async def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
 # --- leases -----------------------------------------------------------------------------------------------
 
 
-async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes(working: Working) -> None:
     app, runs, go_on = App(), [], asyncio.Event()
     asked: list[float] = []
     pinged: list[float] = []
@@ -164,7 +162,7 @@ async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answ
     async def linger() -> None:
         await asyncio.sleep(0.5)
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         between(bench.worker.parts.sender, "claim", before=note, after=linger)
         await bench.client.publish("work", {}, key="1", ping_interval_ms=1_000)
         (run,) = await until(lambda: runs)
@@ -189,7 +187,7 @@ async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answ
 
 
 async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_the_server_is_not_heard(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working,
 ) -> None:
     app, started, ended = App(), asyncio.Event(), asyncio.Event()
 
@@ -202,7 +200,7 @@ async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_th
             assert not context.is_lease_valid
             ended.set()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
         def be_unavailable(_: object) -> None:
             raise DatabaseUnavailable("cut off")
@@ -215,7 +213,7 @@ async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_th
 
 
 async def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pinger, "_OVERTIME", 0.2)
     app, lapses = App(), []
@@ -226,7 +224,7 @@ async def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_an
     async def block() -> None:
         lapses.append(eventually(lambda: tasks.count_documents(lapsed), 20, "the lease lapses"))
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         limits: dict[str, Any] = {"run_timeout_ms": 200, "worker_timeout_ms": 1_500, "ping_interval_ms": 300}
         await bench.client.publish("block", {}, key="1", max_unexpected_retries=0, **limits)
         state = await bench.status("block:1", "FAIL")
@@ -259,11 +257,11 @@ class _LateClaim:
 
 
 async def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for as long as it can come true; here until the worker stops."""
     monkeypatch.setattr(claim, "_SETTLED", _FAR.total_seconds())
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         late: Any = _LateClaim(bench.worker.parts.sender._store)
         bench.worker.parts.sender._store = bench.worker.parts.recovery._store = late
         await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
@@ -276,16 +274,14 @@ async def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
         assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
 
 
-async def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
+async def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(working: Working, app: App) -> None:
     go_on = threading.Event()
 
     @app.task
     def hold() -> None:
         go_on.wait()
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         try:
             await bench.client.publish("hold", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
             await bench.status("hold:1", "FAIL")
@@ -305,7 +301,7 @@ async def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_transaction_that_the_server_ended_leaves_neither_effect_nor_success_and_the_next_leaves_both(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str
+    working: Working, database_name: str, mongo: Client, kind: str
 ) -> None:
     app, attempts = App(), []
     effects = mongo[database_name]["effects"]
@@ -330,7 +326,7 @@ async def test_transaction_that_the_server_ended_leaves_neither_effect_nor_succe
             session.client[database_name]["effects"].insert_one({"_id": len(attempts)}, session=session)
             end_first(session)
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         name = f"write_{kind}"
         await bench.client.publish(name, {}, key="1", max_unexpected_retries=0)
         state = await bench.status(f"{name}:1", "SUCCESS")

@@ -19,8 +19,8 @@ from mtask.kernel.worker.discovery import inbox, stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from mtask.parts import assembly
 from tests.integration.stores import register
-from tests.integration.worker_harness import working
-from tests.mongo import PATIENCE, Client, until
+from tests.integration.worker_harness import Working
+from tests.mongo import PATIENCE, until
 from tests.workers import open_stage
 
 
@@ -36,7 +36,7 @@ def app() -> App:
 
 
 async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backlog(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "PREFERENCE", 0.5, raising=False)
     peers = Peers("w1")
@@ -55,7 +55,7 @@ async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger
             raise ValueError("once")
 
     wanted = {(key, 1) for key in others} | {(key, 2) for key in failing}
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         specs = [TaskSpec("work", {}, key=key, unexpected_retry_delay_ms=50) for key in (*failing, *first, *others)]
         soon = [
             TaskSpec("work", {}, key=key, delay=timedelta(milliseconds=300 + 25 * place))
@@ -68,7 +68,7 @@ async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger
 
 
 async def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_waiting(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, mongo_uri: str, database_name: str, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
     for module in (scans, batches, stream, inbox):
@@ -77,7 +77,7 @@ async def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priorit
         delay = timedelta(seconds=100)
         high = [TaskSpec("work", {}, key=f"high-{n}", priority=9, delay=delay) for n in range(60)]
         await client.publish_many([*high, TaskSpec("work", {}, key="low")])
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         assert bench.worker.parts.queue.capacity == 40
         await bench.status("work:low", "SUCCESS")
         assert bench.count("SUCCESS") == 1
@@ -85,11 +85,11 @@ async def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priorit
 
 @pytest.mark.parametrize("loss", ["the collection", "its indexes"])
 async def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     for module in (scans, batches, stream, inbox):
         monkeypatch.setattr(module, "HORIZON", timedelta(seconds=1))
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", {}, key="before")
         await bench.status("work:before", "SUCCESS")
         indexes = set(bench.tasks.index_information())
@@ -106,9 +106,9 @@ async def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_p
 
 
 async def test_update_that_changes_only_the_queue_reaches_the_workers_of_the_new_queue_at_once(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
+    working: Working, app: App
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app, queues=["other"]) as bench:
+    async with working(app, queues=["other"]) as bench:
         bench.stop_scans()
         await bench.client.publish("work", {}, key="1")
         result = await bench.client.publish("work", {}, key="1", queue="other", if_exists="update")
@@ -116,11 +116,9 @@ async def test_update_that_changes_only_the_queue_reaches_the_workers_of_the_new
         await bench.status("work:1", "SUCCESS")
 
 
-async def test_worker_whose_document_vanished_registers_again_and_goes_on(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
+async def test_worker_whose_document_vanished_registers_again_and_goes_on(working: Working, app: App) -> None:
     interval = timedelta(milliseconds=200)
-    async with working(mongo_uri, database_name, mongo, app, heartbeat_interval=interval) as bench:
+    async with working(app, heartbeat_interval=interval) as bench:
         before = bench.registry.find_one({"_id": "w1"})
         bench.registry.delete_many({})
         after = await until(lambda: bench.registry.find_one({"_id": "w1", "status": "running"}))
@@ -132,13 +130,11 @@ async def test_worker_whose_document_vanished_registers_again_and_goes_on(
         assert not bench.life.done()
 
 
-async def test_worker_whose_id_another_process_took_over_stops_and_says_so(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
+async def test_worker_whose_id_another_process_took_over_stops_and_says_so(working: Working, app: App) -> None:
     interval = timedelta(milliseconds=200)
 
     async def lose_the_id() -> None:
-        async with working(mongo_uri, database_name, mongo, app, heartbeat_interval=interval) as bench:
+        async with working(app, heartbeat_interval=interval) as bench:
             other = {"incarnation": "another", "host": "elsewhere"}
             taken = bench.registry.find_one_and_update({"_id": "w1"}, {"$set": other}, return_document=True)
             await asyncio.wait((bench.life,), timeout=PATIENCE)
@@ -165,7 +161,7 @@ def test_process_whose_worker_id_was_taken_over_exits_with_code_5(
 
 @pytest.mark.parametrize("error", [None, RuntimeError("hand-back failed")])
 async def test_last_resort_always_exits(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    working: Working, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     app = App()
     exits: list[int] = []
@@ -174,7 +170,7 @@ async def test_last_resort_always_exits(
     async def work() -> None:
         await asyncio.sleep(60)
 
-    async with working(mongo_uri, database_name, mongo, app, hard_exit=exits.append) as bench:
+    async with working(app, hard_exit=exits.append) as bench:
         await bench.client.publish("work", {}, key="1")
         await until(lambda: bench.worker.parts.scope.ledger.runs)
         if error is not None:
@@ -190,9 +186,9 @@ async def test_last_resort_always_exits(
 
 
 async def test_worker_looks_for_malformed_tasks_when_its_stream_was_broken(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts, looked = bench.worker.parts, asyncio.Event()
         look = parts.scans._janitor.look_for_malformed
 

@@ -14,7 +14,7 @@ from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from mtask.kernel.worker.running.claim import Sender
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client, until
 
 #: Longer than any test waits.
@@ -71,19 +71,13 @@ async def ready(bench: Bench, peer_cnt: int) -> None:
 
 
 async def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    app: App,
-    store: SyncStore,
-    steps: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    working: Working, app: App, store: SyncStore, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody claims for the peer. The stream stays unread, and the claim follows nevertheless."""
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     _, theirs = keys_by_rank("idle")
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await ready(bench, 1)
         await bench.client.publish("work", key=theirs)
         await bench.status(f"work:{theirs}", "SUCCESS")
@@ -92,12 +86,12 @@ async def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_
 
 
 async def test_events_that_came_together_are_all_taken_before_a_worker_gives_way(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await ready(bench, 1)
         before = bench.worker.parts.stream.event_cnt
         specs = [TaskSpec("work", {}, key=theirs), TaskSpec("work", {}, key=mine)]
@@ -112,14 +106,14 @@ async def test_events_that_came_together_are_all_taken_before_a_worker_gives_way
 
 
 async def test_events_in_series_are_not_late(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gives way only to a task that comes some time after the last event."""
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     monkeypatch.setattr(stream, "_APART", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await ready(bench, 1)
         await bench.client.publish("work", key=mine)  # the first event of all is never in a series
         await bench.status(f"work:{mine}", "SUCCESS")

@@ -19,8 +19,8 @@ from mtask.kernel.statements.filters import Shares
 from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from tests.integration.stores import claim, register, registration
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Working
+from tests.mongo import until
 
 OTHERS = [f"idle-{number}" for number in range(4)]
 #: Longer than any test waits, in seconds.
@@ -71,12 +71,12 @@ def keys_of_rank(rank: int, prefix: str = "") -> list[str]:
 
 @asynccontextmanager
 async def in_fleet(
-    uri: str, database: str, mongo: Client, store: SyncStore, heard: Heard, work: Work, concurrency: int = 10
+    working: Working, store: SyncStore, heard: Heard, work: Work, concurrency: int = 10
 ) -> AsyncIterator[Bench]:
     """Run a worker among others that take nothing, until it hears only of its shares. Then it scans no more."""
     for other in OTHERS:
         register(store, other, ["task"])
-    async with working(uri, database, mongo, work.app, concurrency=concurrency) as bench:
+    async with working(work.app, concurrency=concurrency) as bench:
         await until(lambda: heard.shares is not None, message="it hears only of its shares")
         bench.stop_scans()
         try:
@@ -114,9 +114,9 @@ def beat(store: SyncStore, worker_id: str, **fields: Any) -> None:
 
 
 async def test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
+    working: Working, store: SyncStore, heard: Heard
 ) -> None:
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
+    async with in_fleet(working, store, heard, Work()) as bench:
         far = keys_of_rank(2) + keys_of_rank(3) + keys_of_rank(4)
         mine = keys_of_rank(0)[:5] + keys_of_rank(1)[:5]
         await bench.client.publish("task", key=far[0])
@@ -131,9 +131,9 @@ async def test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_seco
 
 
 async def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    working: Working, store: SyncStore, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
+    async with in_fleet(working, store, heard, Work()) as bench:
         before, after = keys_of_rank(3)[:2]
         await bench.client.publish("task", key=before)
         monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
@@ -164,25 +164,21 @@ async def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
     ],
 )
 async def test_changes_of_the_fleet_and_of_controls_make_it_hear_of_all(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
+    working: Working,
     store: SyncStore,
     heard: Heard,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[SyncStore], object],
 ) -> None:
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()):
+    async with in_fleet(working, store, heard, Work()):
         monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
         await asyncio.to_thread(change, store)
         await wide(heard)
 
 
-async def test_limit_makes_it_hear_of_all(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
-) -> None:
+async def test_limit_makes_it_hear_of_all(working: Working, store: SyncStore, heard: Heard) -> None:
     """While one queue has a limit, ranks alone do not tell who takes a task."""
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
+    async with in_fleet(working, store, heard, Work()) as bench:
         stay(bench)
         for other in OTHERS:  # nobody would confirm the limit for them
             await asyncio.to_thread(store.database["workers"].delete_one, {"_id": other})
@@ -193,10 +189,10 @@ async def test_limit_makes_it_hear_of_all(
 
 
 async def test_worker_beside_one_that_never_appeals_hears_of_all(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
+    working: Working, store: SyncStore, heard: Heard
 ) -> None:
     """A worker of an older version would leave the tasks to nobody when it has no room."""
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
+    async with in_fleet(working, store, heard, Work()) as bench:
         store.database["workers"].update_one({"_id": OTHERS[2]}, {"$unset": {"appeal_cnt": ""}})
         bench.worker.parts.scans.ask_peers()
         await wide(heard)
@@ -204,20 +200,14 @@ async def test_worker_beside_one_that_never_appeals_hears_of_all(
 
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_worker_without_room_appeals_for_a_task_that_nobody_takes(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    store: SyncStore,
-    heard: Heard,
-    monkeypatch: pytest.MonkeyPatch,
-    rank: int,
+    working: Working, store: SyncStore, heard: Heard, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     """Not for a task that another worker has taken unheard, nor for one that all workers know."""
     monkeypatch.setattr(stream, "APPEAL_PAUSES", (0.0, 0.0))
     reads: list[tuple[list[str], bool]] = []
     taken, left, named = keys_of_rank(rank)[:3]
     work = Work()
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, work, concurrency=1) as bench:
+    async with in_fleet(working, store, heard, work, concurrency=1) as bench:
         lookups: Any = bench.worker.parts.lookups
         look = lookups.look_whether_due
 
@@ -245,11 +235,9 @@ async def test_worker_without_room_appeals_for_a_task_that_nobody_takes(
         await bench.status(f"task:{left}", "SUCCESS")
 
 
-async def test_worker_with_concurrency_0_appeals_for_nothing(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
-) -> None:
+async def test_worker_with_concurrency_0_appeals_for_nothing(working: Working, store: SyncStore, heard: Heard) -> None:
     """The others do not count on it."""
-    async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
+    async with in_fleet(working, store, heard, Work()) as bench:
         parts = bench.worker.parts
         await bench.client.set_worker("w1", concurrency=0)
         await until(lambda: parts.scope.vitals.concurrency == 0, message="the order is heard")

@@ -14,8 +14,7 @@ from bson import Code, Int64
 
 from mtask import App
 from mtask.kernel.worker.discovery.inbox import Inbox
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 
 Document = dict[str, Any]
 _PAST = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
@@ -124,12 +123,10 @@ def outcome(inbox: Any, push: Callable[[list[Document]], None], documents: Itera
     return found
 
 
-async def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App
-) -> None:
+async def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(working: Working, app: App) -> None:
     seed = random.randrange(2**32)
     draw = random.Random(seed)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         inbox: Inbox = parts.inbox
         # From here to the end nothing is awaited: no part of the worker acts in between.
@@ -170,13 +167,11 @@ async def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
         ledger.claiming.clear()
 
 
-async def test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App
-) -> None:
+async def test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone(working: Working, app: App) -> None:
     def other(worker_id: str, names: list[str], queue: str) -> Document:
         return {"_id": worker_id, "names": names, "queues": [queue], "concurrency": 1, "appeal_cnt": 0}
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         # `other` is served in other queues, too: its tasks cannot be divided, so a share holds all of them.
         parts.ranks._peers.update([other("w2", ["noop"], "default"), other("w3", ["other"], "elsewhere")])

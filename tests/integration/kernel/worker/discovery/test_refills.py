@@ -17,8 +17,8 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.parts import assembly
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Working
+from tests.mongo import until
 
 CAPACITY = 40
 LOOK = CAPACITY // batches._ENOUGH
@@ -90,9 +90,7 @@ Test = Callable[[Backlogged], Awaitable[None]]
 
 
 @pytest.fixture
-def backlogged(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Test], None]:
+def backlogged(working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
     """Run a test beside a backlog of 100 tasks, of which a worker's queue holds 40."""
     app = App()
 
@@ -101,7 +99,7 @@ def backlogged(
         return None
 
     async def scenario(queries: Queries, test: Test) -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             worker = bench.worker.parts
             await until(lambda: worker.ranks.has_others(["work"]), message="the other worker is known")
             scan = worker.scans._scan

@@ -14,18 +14,13 @@ from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.discovery import inbox, stream
 from mtask.parts import assembly
-from tests.integration.worker_harness import working
-from tests.mongo import PATIENCE, Client
+from tests.integration.worker_harness import Working
+from tests.mongo import PATIENCE
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 3_000], ids=["lease-within-the-horizon", "lease-beyond-it"])
 async def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    store: SyncStore,
-    monkeypatch: pytest.MonkeyPatch,
-    lease_ms: int,
+    working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch, lease_ms: int
 ) -> None:
     monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 50)
     for module in (scans, batches, stream, inbox):
@@ -36,7 +31,7 @@ async def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     async def work() -> None:
         await asyncio.sleep(0.03)
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=2) as bench:
+    async with working(app, concurrency=2) as bench:
         with bench.backed_up():
             await bench.client.publish("work", key="begun", worker_timeout_ms=lease_ms, ping_interval_ms=500)
             await asyncio.to_thread(store.run, claims.claim(["work:begun"], "dead", "token"))

@@ -18,8 +18,8 @@ from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.discovery import stream
 from mtask.parts import assembly
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Working
+from tests.mongo import until
 
 #: So that nothing is found by a regular scan: each of them is half of it apart.
 _FAR = timedelta(hours=1)
@@ -57,11 +57,9 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def resting(
-    uri: str, database: str, mongo: Client, gate: Gate, concurrency: int = 2, **options: Any
-) -> AsyncIterator[Bench]:
+async def resting(working: Working, gate: Gate, concurrency: int = 2, **options: Any) -> AsyncIterator[Bench]:
     """Run a worker whose handlers are held, with a backlog, and whose stream rests. Its full scans come no more."""
-    async with working(uri, database, mongo, gate.app, concurrency=concurrency, **options) as bench:
+    async with working(gate.app, concurrency=concurrency, **options) as bench:
         # No ping tells of the end of a run.
         rare: Any = {"worker_timeout_ms": 7_200_000, "ping_interval_ms": 3_600_000}
         await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}", **rare) for number in range(BACKLOG)])
@@ -76,9 +74,9 @@ async def resting(
 
 
 @pytest.mark.usefixtures("dense")
-async def test_run_is_ended_while_the_stream_rests(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_run_is_ended_while_the_stream_rests(working: Working) -> None:
     gate = Gate()
-    async with resting(mongo_uri, database_name, mongo, gate) as bench:
+    async with resting(working, gate) as bench:
         key = gate.started[0]
         await bench.client.cancel("work", key)
         await until(lambda: key in gate.ended, message="the run has ended")
@@ -87,11 +85,9 @@ async def test_run_is_ended_while_the_stream_rests(mongo_uri: str, database_name
 
 
 @pytest.mark.usefixtures("dense")
-async def test_pauses_and_orders_are_heard_while_the_stream_rests(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_pauses_and_orders_are_heard_while_the_stream_rests(working: Working) -> None:
     gate = Gate()
-    async with resting(mongo_uri, database_name, mongo, gate, heartbeat_interval=timedelta(minutes=5)) as bench:
+    async with resting(working, gate, heartbeat_interval=timedelta(minutes=5)) as bench:
         await bench.client.set_worker("w1", concurrency=5)
         await until(lambda: len(gate.started) == 5, message="three more are taken")
         # It returns when the worker has confirmed the pause.
@@ -102,11 +98,9 @@ async def test_pauses_and_orders_are_heard_while_the_stream_rests(
 
 
 @pytest.mark.usefixtures("dense")
-async def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests(working: Working) -> None:
     gate = Gate()
-    async with resting(mongo_uri, database_name, mongo, gate) as bench:
+    async with resting(working, gate) as bench:
         await bench.client.publish("work", key="urgent", priority=5)
         await bench.client.publish("work", key="lapsed")
         _begin_elsewhere(bench, "work:lapsed")
@@ -143,21 +137,17 @@ def _begin_elsewhere(bench: Bench, task_id: str) -> None:
 
 
 @pytest.mark.usefixtures("dense")
-async def test_schedule_that_is_added_while_the_stream_rests_fires(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_schedule_that_is_added_while_the_stream_rests_fires(working: Working) -> None:
     gate = Gate()
-    async with resting(mongo_uri, database_name, mongo, gate) as bench:
+    async with resting(working, gate) as bench:
         await bench.client.add_schedule("soon", "work", timedelta(seconds=1))
         await until(lambda: bench.tasks.count_documents({}) > BACKLOG, message="it has published a task")
 
 
 @pytest.mark.usefixtures("dense")
-async def test_stream_is_open_again_after_the_backlog_and_misses_nothing(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_stream_is_open_again_after_the_backlog_and_misses_nothing(working: Working) -> None:
     gate = Gate()
-    async with resting(mongo_uri, database_name, mongo, gate) as bench:
+    async with resting(working, gate) as bench:
         gate.is_open.set()
         await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
         await until(lambda: bench.worker.parts.stream.is_open, message="the stream is open")
@@ -168,7 +158,7 @@ async def test_stream_is_open_again_after_the_backlog_and_misses_nothing(
 
 
 async def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, dense: None, monkeypatch: pytest.MonkeyPatch
+    working: Working, store: SyncStore, dense: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backlog comes by a scan, so that no event ends the wait of the stream."""
     monkeypatch.setattr(wakeups, "MAX_AWAIT_MS", dict.fromkeys(Density, 300_000))
@@ -193,7 +183,7 @@ async def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come
 
     monkeypatch.setattr(wakeups.Stream, "next", noted_read)
     gate = Gate()
-    async with working(mongo_uri, database_name, mongo, gate.app, concurrency=1) as bench:
+    async with working(gate.app, concurrency=1) as bench:
         bench.stop_stream()
         await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
         loop = bench.worker.parts.stream
@@ -207,12 +197,12 @@ async def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come
 
 
 async def test_stream_goes_on_where_writes_are_few(
-    mongo_uri: str, database_name: str, mongo: Client, dense: None, monkeypatch: pytest.MonkeyPatch
+    working: Working, dense: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakeups, "DENSE_FROM", 1e9)
     monkeypatch.setattr(wakeups, "DENSE_UNTIL", 1e9)
     gate = Gate()
-    async with working(mongo_uri, database_name, mongo, gate.app, concurrency=1) as bench:
+    async with working(gate.app, concurrency=1) as bench:
         await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
         parts = bench.worker.parts
         parts.scans.ask_full()

@@ -26,8 +26,8 @@ from mtask.kernel.worker.process.state import Scope, Vitals
 from mtask.kernel.worker.process.time import ServerClock, Tempo
 from tests.clients import server_now
 from tests.integration.stores import register, registration
-from tests.integration.worker_harness import working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Working
+from tests.mongo import until
 
 _BEGIN = 1_000.0
 
@@ -190,12 +190,12 @@ def test_ranks_stay_if_nothing_has_changed(knowing: Knowing, store: SyncStore, c
 
 
 async def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans_module, "HORIZON", timedelta(hours=1))  # no regular scan reads what a change has left
     app = App()
     app.task(name="work")(lambda: None)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         scans: Any = parts.scans
         scan, scanned = scans._scan, []

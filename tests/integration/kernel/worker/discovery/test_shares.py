@@ -30,7 +30,7 @@ from mtask.kernel.worker.discovery.fleet import Peers
 from mtask.parts import assembly
 from tests.explaining import examined_by
 from tests.integration.stores import ready_store, register
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client, until
 
 BACKLOG = 400
@@ -100,9 +100,7 @@ class Scans:
 
 
 @pytest.fixture
-def drain(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Scans], Peers]:
+def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scans], Peers]:
     """Have a worker with a small queue do a backlog, with tasks among it that are not yet due; return its peers."""
     app = App()
 
@@ -111,7 +109,7 @@ def drain(
         return None
 
     async def scenario() -> Peers:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             with bench.backed_up():
                 later = [TaskSpec("work", {}, key=f"later-{n}", delay=timedelta(minutes=4)) for n in range(20)]
                 due = [TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)]
@@ -149,13 +147,13 @@ def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_lea
 
 
 async def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans_module, "HORIZON", timedelta(minutes=5))  # no scan of the worker's own comes between
     app = App()
     app.task(name="work")(lambda: None)
     others = [{"_id": "w2", "names": ["work"], "queues": ["default"], "concurrency": 1, "appeal_cnt": 0}]
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         parts = bench.worker.parts
         ranks, queue = parts.ranks, parts.queue
 
@@ -262,7 +260,7 @@ def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_back
 
 
 async def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore
+    working: Working, store: SyncStore
 ) -> None:
     register(store, "other", ["work"])
     app = App()
@@ -271,7 +269,7 @@ async def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bo
     async def work() -> None:
         return None
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         scans: Any = bench.worker.parts.scans
         await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
         for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):

@@ -18,14 +18,13 @@ from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.running import slots
 from mtask.kernel.worker.running.run import HeldRun
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Working
+from tests.mongo import until
 
 SLOTS = 5
 QUICK, BLOCKING = 400, 60
 #: The number of tasks that are claimed ahead where a test sets it.
 AHEAD = 20
-Place = tuple[str, str, Client]
 #: Longer than any test: nothing is handed back because it waited too long.
 _FAR = 600.0
 
@@ -58,12 +57,6 @@ async def _publish(bench: Bench, label: str, count: int, *, is_blocking: bool = 
 @pytest.fixture
 def stage() -> Stage:
     return Stage()
-
-
-@pytest.fixture
-def place(mongo_uri: str, database_name: str, mongo: Client) -> Place:
-    """Say where the worker is to work."""
-    return mongo_uri, database_name, mongo
 
 
 @pytest.fixture
@@ -105,9 +98,9 @@ def _handed_back(bench: Bench, why: str = "no slot") -> int:
 
 
 async def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_concurrency(
-    place: Place, stage: Stage
+    working: Working, stage: Stage
 ) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         waited, slots = Counter[str](), bench.worker.parts.slots
         add = slots.add
 
@@ -127,12 +120,12 @@ async def test_quick_handlers_are_claimed_ahead_and_never_overlap_beyond_the_con
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("is_own", "has_more"), [(False, False), (True, False), (False, True)])
 async def test_last_tasks_of_another_worker_are_claimed_only_for_free_slots(
-    place: Place, store: SyncStore, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_own: bool, has_more: bool
+    working: Working, store: SyncStore, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_own: bool, has_more: bool
 ) -> None:
     monkeypatch.setattr(slots.Slots, "ahead_cnt", AHEAD)
     monkeypatch.setattr(scans.Scans, "_is_low", False)  # no refill changes what the queue says of further tasks
     register(store, "w2", ["work"], concurrency=SLOTS)
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         parts = bench.worker.parts
         await until(lambda: parts.ranks.has_others(["work"]), message="the other worker is known")
         keys = (str(number) for number in range(1_000))
@@ -151,8 +144,8 @@ async def test_last_tasks_of_another_worker_are_claimed_only_for_free_slots(
         await bench.at_rest()
 
 
-async def test_rest_after_the_last_run_is_no_time_of_runs(place: Place, stage: Stage) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+async def test_rest_after_the_last_run_is_no_time_of_runs(working: Working, stage: Stage) -> None:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         pace = bench.worker.parts.slots._pace
         await _publish(bench, "quick", 40)
         await until(lambda: bench.count("SUCCESS") == 40 and pace._rests_since is not None)
@@ -163,8 +156,10 @@ async def test_rest_after_the_last_run_is_no_time_of_runs(place: Place, stage: S
         await bench.at_rest()
 
 
-async def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(place: Place, stage: Stage) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+async def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_free(
+    working: Working, stage: Stage
+) -> None:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         await _until_ahead(bench, stage)
         await until(lambda: (bench.count("RUNNING"), bench.count("INIT")) == (SLOTS, BLOCKING - SLOTS))
         assert _handed_back(bench) > 0
@@ -175,8 +170,8 @@ async def test_what_was_claimed_ahead_is_handed_back_where_slots_do_not_become_f
         await bench.at_rest()
 
 
-async def test_task_that_waits_for_a_slot_can_be_canceled(place: Place, stage: Stage) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+async def test_task_that_waits_for_a_slot_can_be_canceled(working: Working, stage: Stage) -> None:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         await _until_ahead(bench, stage)
         waiting = next(key for key in (f"blocking-{n}" for n in range(BLOCKING)) if key not in stage.starts)
         await bench.client.cancel("work", waiting)
@@ -186,8 +181,8 @@ async def test_task_that_waits_for_a_slot_can_be_canceled(place: Place, stage: S
 
 
 @pytest.mark.usefixtures("patient")
-async def test_stop_hands_back_at_once_what_waits_for_a_slot(place: Place, stage: Stage) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+async def test_stop_hands_back_at_once_what_waits_for_a_slot(working: Working, stage: Stage) -> None:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         await _until_ahead(bench, stage)
         await until(lambda: bench.count("RUNNING") > SLOTS, message="claimed ahead")
         bench.worker.stop()
@@ -198,8 +193,8 @@ async def test_stop_hands_back_at_once_what_waits_for_a_slot(place: Place, stage
 
 
 @pytest.mark.usefixtures("patient")
-async def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Place, stage: Stage) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+async def test_run_whose_lease_was_lost_while_it_waited_is_not_started(working: Working, stage: Stage) -> None:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         await _teach(bench)
 
         def be_unavailable(_: object) -> None:
@@ -223,9 +218,9 @@ async def test_run_whose_lease_was_lost_while_it_waited_is_not_started(place: Pl
 
 @pytest.mark.usefixtures("patient")
 async def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is_free(
-    place: Place, stage: Stage
+    working: Working, stage: Stage
 ) -> None:
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         await _until_ahead(bench, stage)
         run = await _first_waiting(bench)
         key = run.task.key
@@ -237,9 +232,9 @@ async def test_run_that_is_canceled_while_it_waits_is_not_started_when_a_slot_is
 
 
 @pytest.mark.usefixtures("patient")
-async def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(place: Place, stage: Stage) -> None:
+async def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(working: Working, stage: Stage) -> None:
     limit_ms = 400
-    async with working(*place, stage.app, concurrency=SLOTS) as bench:
+    async with working(stage.app, concurrency=SLOTS) as bench:
         await _teach(bench)
         blocking = [TaskSpec("work", {"key": f"b{n}", "is_blocking": True}, priority=1) for n in range(SLOTS)]
         limited = [TaskSpec("work", {"key": f"l{n}"}, run_timeout_ms=limit_ms) for n in range(BLOCKING)]

@@ -19,7 +19,7 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.fleet import Peers
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, Document, until
 
 
@@ -87,10 +87,10 @@ def long_app() -> App:
 )
 @pytest.mark.parametrize(("command", "task_cnt"), [("findAndModify", 1), ("update", 3)])
 async def test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, command: str, task_cnt: int, fault: dict[str, Any]
+    working: Working, app: App, command: str, task_cnt: int, fault: dict[str, Any]
 ) -> None:
     """What is written and not yet replicated is not to be read at once: it is looked for again."""
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         with bench.failing(command, times=1, **fault):
             with bench.backed_up():
                 await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
@@ -102,10 +102,8 @@ async def test_claim_that_was_not_answered_as_it_should_be_is_read_back_and_run(
         await bench.at_rest()
 
 
-async def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_run(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_run(working: Working, app: App) -> None:
+    async with working(app) as bench:
         refusals = iter(range(3))
 
         async def be_unavailable() -> None:
@@ -128,9 +126,9 @@ async def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_r
 
 
 async def test_document_that_cannot_be_started_does_not_keep_the_others_of_its_group_from_starting(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
+    working: Working, app: App
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
         async def be_unavailable() -> None:
             raise DatabaseUnavailable("not now")
@@ -150,9 +148,9 @@ async def test_document_that_cannot_be_started_does_not_keep_the_others_of_its_g
 
 
 async def test_document_marked_as_malformed_between_its_claim_and_the_reading_of_it_is_not_started(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore
+    working: Working, app: App, store: SyncStore
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
         async def mark() -> None:
             if not bench.tasks.count_documents({"_id": "work:1", "task_state.status": "RUNNING"}):
@@ -175,9 +173,9 @@ async def test_document_marked_as_malformed_between_its_claim_and_the_reading_of
 
 
 async def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_before_it_was_read_back(
-    mongo_uri: str, database_name: str, mongo: Client, long_app: App
+    working: Working, long_app: App
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, long_app) as bench:
+    async with working(long_app) as bench:
 
         async def change_options() -> None:
             for key in ("1", "2"):
@@ -203,10 +201,8 @@ async def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_bef
         assert bench.count("RUNNING") == 2
 
 
-async def test_claimer_goes_on_when_the_finisher_has_drained(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_claimer_goes_on_when_the_finisher_has_drained(working: Working, app: App) -> None:
+    async with working(app) as bench:
         bench.stop_scans()
         with bench.backed_up():
             await bench.client.publish("work", {}, key="1")
@@ -215,16 +211,14 @@ async def test_claimer_goes_on_when_the_finisher_has_drained(
         await bench.status("work:1", "SUCCESS")
 
 
-async def test_each_slot_that_becomes_free_is_filled_though_no_hint_comes(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_each_slot_that_becomes_free_is_filled_though_no_hint_comes(working: Working) -> None:
     app, ends = App(), asyncio.Queue[None]()
 
     @app.task
     async def work() -> None:
         await ends.get()
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         bench.stop_scans()
         parts, cnt = bench.worker.parts, 4
         await bench.client.publish_many([TaskSpec("work", {}, key=str(number)) for number in range(cnt)])
@@ -237,10 +231,10 @@ async def test_each_slot_that_becomes_free_is_filled_though_no_hint_comes(
 
 
 async def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapses(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+    working: Working, store: SyncStore, app: App
 ) -> None:
     """The event of the other's claim comes while the own claim is under way, and must not be forgotten."""
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         bench.stop_scans()
         steps = iter(("lose", "hear"))
         heard = 0
@@ -266,11 +260,9 @@ async def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapse
         await bench.at_rest()
 
 
-async def test_task_that_only_looks_simple_is_claimed_as_any_other(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
+async def test_task_that_only_looks_simple_is_claimed_as_any_other(working: Working, app: App) -> None:
     """Its event shows no failure; the guard of the short claim does, and a look says what to do."""
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         bench.stop_scans()
         bench.tasks.insert_one(foreign("1", task_state__failed_cnt=1))
         state = await bench.status("work:1", "SUCCESS")
@@ -278,16 +270,14 @@ async def test_task_that_only_looks_simple_is_claimed_as_any_other(
         await bench.at_rest()
 
 
-async def test_hint_heard_while_a_look_is_under_way_is_kept(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
-) -> None:
+async def test_hint_heard_while_a_look_is_under_way_is_kept(working: Working, store: SyncStore, app: App) -> None:
     """The task is held when the look is answered, and handed back before the answer has come."""
     peers = Peers("w1")
     peers.update([{"_id": "peer", "concurrency": 10, "names": ["work"]}])
     key = next(str(number) for number in range(100) if peers.rank(f"work:{number}", "work") == 1)
     task_id = f"work:{key}"
     register(store, "peer", ["work"])
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         bench.stop_scans()
         is_first = True
 
@@ -315,14 +305,14 @@ async def test_hint_heard_while_a_look_is_under_way_is_kept(
 
 
 async def test_tasks_that_were_looked_at_and_left_to_others_keep_nothing_busy(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+    working: Working, store: SyncStore, app: App
 ) -> None:
     peers = Peers("w1")
     peers.update([{"_id": "peer", "concurrency": 10, "names": ["work"]}])
     keys = [str(number) for number in range(40) if peers.rank(f"work:{number}", "work") == 1][:8]
     taken, left = keys[:4], keys[4:]
     register(store, "peer", ["work"])
-    async with working(mongo_uri, database_name, mongo, app, concurrency=5) as bench:
+    async with working(app, concurrency=5) as bench:
         is_first = True
 
         async def be_taken() -> None:
@@ -345,10 +335,8 @@ async def test_tasks_that_were_looked_at_and_left_to_others_keep_nothing_busy(
         await bench.at_rest()
 
 
-async def test_preemption_time_ahead_that_another_service_wrote_is_waited_for(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+async def test_preemption_time_ahead_that_another_service_wrote_is_waited_for(working: Working, app: App) -> None:
+    async with working(app) as bench:
         bench.stop_scans()
         due = await bench.client.server_time() + timedelta(seconds=1.5)
         insert(bench, foreign("1", task_state__next_preempt_time=due))
@@ -360,12 +348,12 @@ async def test_preemption_time_ahead_that_another_service_wrote_is_waited_for(
 
 
 async def test_task_that_a_dead_workers_transaction_holds_up_holds_up_no_other(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, app: App
+    working: Working, mongo: Client, store: SyncStore, app: App
 ) -> None:
     """A worker that died between its last write and its commit leaves its transaction open for a minute or more."""
     task_ids = [f"work:{number}" for number in range(12)]
     held, others = task_ids[5], [*task_ids[:5], *task_ids[6:]]
-    async with working(mongo_uri, database_name, mongo, app, concurrency=20) as bench:
+    async with working(app, concurrency=20) as bench:
         with bench.backed_up(), mongo.start_session() as session:
             # A lease so short that it would lapse while the group waits for the one that is held up.
             lease: dict[str, Any] = {"ping_interval_ms": 500, "worker_timeout_ms": 4000}

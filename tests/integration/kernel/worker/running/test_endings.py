@@ -15,7 +15,7 @@ from mtask.errors import DatabaseTimeout
 from mtask.kernel.worker.running import outcomes
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from tests.integration.kernel.worker.hostile import ENDS, exit_before_finishes
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, until
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fault", list(FAULTS))
 @pytest.mark.parametrize("task_cnt", [1, 3])
 async def test_one_error_of_the_server_on_a_finish_costs_no_success(
-    mongo_uri: str, database_name: str, mongo: Client, fault: str, task_cnt: int
+    working: Working, fault: str, task_cnt: int
 ) -> None:
     app, go_on = App(), asyncio.Event()
     started = []
@@ -43,7 +43,7 @@ async def test_one_error_of_the_server_on_a_finish_costs_no_success(
         await go_on.wait()
         return 7
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
         await until(lambda: len(started) == task_cnt)
         with bench.failing("update", times=1, **FAULTS[fault]):
@@ -59,12 +59,7 @@ async def test_one_error_of_the_server_on_a_finish_costs_no_success(
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("task_cnt", [1, 3])
 async def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    caplog: pytest.LogCaptureFixture,
-    task_cnt: int,
-    is_stored: bool,
+    working: Working, caplog: pytest.LogCaptureFixture, task_cnt: int, is_stored: bool
 ) -> None:
     app, go_on, kept = App(), asyncio.Event(), []
 
@@ -74,7 +69,7 @@ async def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
         await go_on.wait()
         return 7
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
         async def lose_answer() -> None:
             for run in kept:
@@ -95,7 +90,7 @@ async def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_returns_is_stored(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str
+    working: Working, database_name: str, mongo: Client, kind: str
 ) -> None:
     app = App()
     seen: list[object] = []
@@ -119,7 +114,7 @@ async def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_
         seen.append(context.is_cancelled)
         return "value"
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish(kind, {}, key="1", worker_timeout_ms=2000, ping_interval_ms=100)
         await bench.status(f"{kind}:1", "SUCCESS")
         await bench.at_rest()
@@ -131,7 +126,7 @@ async def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_
 
 @pytest.mark.parametrize("task_cnt", [1, 2])
 async def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_thread_busy_and_the_log_short(
-    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture, task_cnt: int
+    working: Working, caplog: pytest.LogCaptureFixture, task_cnt: int
 ) -> None:
     app, go_on = App(), asyncio.Event()
 
@@ -142,7 +137,7 @@ async def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_t
         finally:
             await go_on.wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         for key in range(task_cnt):
             await bench.client.publish("work", {}, key=str(key), worker_timeout_ms=600, ping_interval_ms=150)
         runs = await until(
@@ -175,7 +170,7 @@ def _counted(owner: Any, method: str) -> list[None]:
 
 
 async def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its_slot_until_it_ends(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working,
 ) -> None:
     app, go_on = App(), asyncio.Event()
 
@@ -192,7 +187,7 @@ async def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_kee
     async def work() -> None:
         """Do nothing."""
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         try:
             await bench.client.publish("swallow", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
             state = await bench.status("swallow:1", "FAIL")
@@ -208,9 +203,7 @@ async def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_kee
         assert bench.state("swallow:1") == state
 
 
-async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(working: Working) -> None:
     app = App()
 
     @app.task
@@ -218,7 +211,7 @@ async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(
         time.sleep(0.6)  # noqa: ASYNC251 it is meant to
         return "too late"
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("block", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
         state = await bench.status("block:1", "FAIL")
         assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
@@ -226,7 +219,7 @@ async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(
 
 
 async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "_CONFLICT_DELAY_MS", 1)
     app, tries = App(), []
@@ -237,7 +230,7 @@ async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
         labels = {"errorLabels": ["TransientTransactionError"]}
         raise OperationFailure("Transaction 1 has been aborted.", 251, labels)
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("conflict", {}, key="1", max_unexpected_retries=0)
         state = await bench.status("conflict:1", "FAIL")
         assert tries == list(range(1, 17))
@@ -245,16 +238,14 @@ async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
         assert state["failed_cnt"] == 1
 
 
-async def test_run_that_ends_before_its_first_step_frees_its_slot(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_run_that_ends_before_its_first_step_frees_its_slot(working: Working) -> None:
     app, started = App(), []
 
     @app.task
     async def work(context: Context) -> None:
         started.append(context.task.key)
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         pinger = bench.worker.parts.pinger
         hold_all = pinger.hold_all
         ended: list[HeldRun] = []
@@ -276,7 +267,7 @@ async def test_run_that_ends_before_its_first_step_frees_its_slot(
 
 @pytest.mark.parametrize("task_cnt", [1, 3])
 async def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
-    mongo_uri: str, database_name: str, mongo: Client, task_cnt: int
+    working: Working, task_cnt: int
 ) -> None:
     app, ends = App(), []
     asked: list[str] = []
@@ -288,7 +279,7 @@ async def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_o
         finally:
             ends.append(context.task.key)
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         bench.stop_scans()  # which look at what is held, too
 
         async def cancel() -> None:
@@ -313,9 +304,7 @@ async def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_o
         assert bench.count("RUNNING") == task_cnt - 1
 
 
-async def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspended(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspended(working: Working) -> None:
     app, waiting, raised = App(), [], []
     may_begin = asyncio.Event()
 
@@ -330,7 +319,7 @@ async def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_
             raised.append(type(error))
             raise
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         pinger = bench.worker.parts.pinger
         await bench.client.publish("work", {}, key="1")
         await until(lambda: waiting, message="the handler runs")
@@ -348,7 +337,7 @@ async def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
 @pytest.mark.parametrize("kind", [*ENDS])
 async def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str, is_async: bool
+    working: Working, kind: str, is_async: bool
 ) -> None:
     app = App()
     end, status, reason = ENDS[kind]
@@ -363,7 +352,7 @@ async def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
         runs = bench.state(task_id)["worker_states"]
         return dict(runs[0]) if runs else {}
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         task_id = (await bench.client.publish("work", key="1", max_unexpected_retries=0)).task_id
         await until(lambda: run_of(bench, task_id).get("status") == status, message=f"the run is {status}")
         assert run_of(bench, task_id)["fail_reason"].startswith(reason)

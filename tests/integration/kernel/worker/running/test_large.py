@@ -12,29 +12,27 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.running import slots
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client, until
 
 MB = 1_000_000
 LARGE, SMALL = 60, 60
 
 
-async def test_scan_reads_none_of_the_params(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_scan_reads_none_of_the_params(working: Working, database_name: str, mongo: Client) -> None:
     app = App()
 
     @app.task
     async def large(text: str) -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=0) as bench:
+    async with working(app, concurrency=0) as bench:
         await _publish(bench.client, range(30), "large")
         documents = SyncStore(mongo, database_name).run(finding.scan(["default"], ["large"], "w", 10_000, 1_000))
         assert len(documents.documents) == 30
         assert max(len(bson.encode(found)) for found in documents.documents) < 500
 
 
-async def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(working: Working) -> None:
     app, sizes = App(), []
     release = asyncio.Event()
 
@@ -46,7 +44,7 @@ async def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_lar
     @app.task
     async def small() -> None: ...
 
-    async with working(mongo_uri, database_name, mongo, app, concurrency=0) as bench:
+    async with working(app, concurrency=0) as bench:
         read = bench.worker.parts.sender._pace.read
 
         def noted(count: int, size: int) -> None:

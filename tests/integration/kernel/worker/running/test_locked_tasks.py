@@ -15,7 +15,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.worker.discovery import reaper as task_janitor
 from tests.clients import server_now
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client, until
 
 Document = dict[str, Any]
@@ -60,12 +60,10 @@ async def publish_all(bench: Bench, **options: Any) -> None:
     await bench.client.publish_many([TaskSpec("work", key=key, **options) for key in keys])
 
 
-async def test_claims_of_a_backlog_do_not_wait_for_a_locked_task(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_claims_of_a_backlog_do_not_wait_for_a_locked_task(working: Working) -> None:
     gated = _Gated()
     gated.gate.set()
-    async with working(mongo_uri, database_name, mongo, gated.app, concurrency=15) as bench:
+    async with working(gated.app, concurrency=15) as bench:
         with ExitStack() as lock:
             with bench.backed_up():
                 await publish_all(bench)
@@ -77,9 +75,9 @@ async def test_claims_of_a_backlog_do_not_wait_for_a_locked_task(
         await bench.at_rest()
 
 
-async def test_results_do_not_wait_for_a_locked_task(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_results_do_not_wait_for_a_locked_task(working: Working) -> None:
     gated = _Gated()
-    async with working(mongo_uri, database_name, mongo, gated.app, concurrency=20) as bench:
+    async with working(gated.app, concurrency=20) as bench:
         await publish_all(bench)
         await until(lambda: len(gated.started) == 20, message="all run")
         with locked(bench, "work:0"):
@@ -91,9 +89,7 @@ async def test_results_do_not_wait_for_a_locked_task(mongo_uri: str, database_na
         await bench.at_rest()
 
 
-async def test_single_results_do_not_wait_behind_a_locked_one(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_single_results_do_not_wait_behind_a_locked_one(working: Working) -> None:
     """The locked one is under way alone, and the next ones, fewer than make a group of their own, follow it."""
     gates: dict[str, asyncio.Event] = {key: asyncio.Event() for key in ("0", "1")}
     app = App()
@@ -102,7 +98,7 @@ async def test_single_results_do_not_wait_behind_a_locked_one(
     async def work(context: Context) -> None:
         await gates[context.task.key].wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         for key in gates:
             await bench.client.publish("work", key=key)
             await bench.status(f"work:{key}", "RUNNING")
@@ -114,9 +110,9 @@ async def test_single_results_do_not_wait_behind_a_locked_one(
         await bench.status("work:0", "SUCCESS")
 
 
-async def test_leases_are_kept_beside_a_locked_task(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_leases_are_kept_beside_a_locked_task(working: Working, mongo: Client) -> None:
     gated = _Gated()
-    async with working(mongo_uri, database_name, mongo, gated.app, concurrency=20) as bench:
+    async with working(gated.app, concurrency=20) as bench:
         await publish_all(bench, worker_timeout_ms=8_000, ping_interval_ms=1_000)
         await until(lambda: len(gated.started) == 20, message="all run")
         with locked(bench, "work:0"):
@@ -133,11 +129,9 @@ async def test_leases_are_kept_beside_a_locked_task(mongo_uri: str, database_nam
         await bench.at_rest()
 
 
-async def test_leases_of_different_lengths_are_pinged_together(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_leases_of_different_lengths_are_pinged_together(working: Working) -> None:
     gated = _Gated()
-    async with working(mongo_uri, database_name, mongo, gated.app, concurrency=20) as bench:
+    async with working(gated.app, concurrency=20) as bench:
         sent: list[int] = []
         pinger = bench.worker.parts.pinger
         store = pinger._store
@@ -167,12 +161,12 @@ async def test_leases_of_different_lengths_are_pinged_together(
 
 
 async def test_lapsed_tasks_are_settled_beside_a_locked_one(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+    working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may take them any more: whoever scans marks them FAIL."""
     monkeypatch.setattr(task_janitor, "_SETTLE_GRACE_MS", 0)
     gated = _Gated()
-    async with working(mongo_uri, database_name, mongo, gated.app) as bench:
+    async with working(gated.app) as bench:
         with bench.backed_up():
             last = {"max_unexpected_retries": 0, "specific_worker_ids": ["dead"]}
             await publish_all(bench, worker_timeout_ms=1_000, ping_interval_ms=500, **last)

@@ -14,8 +14,7 @@ import pytest
 from mtask import App, Context, Retry
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import claim as claims
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import until
 
 HALF = {"fraction": 0.5, "message": "half"}
@@ -29,7 +28,7 @@ def told(bench: Bench, task_id: str, place: int = -1) -> dict[str, Any]:
     return {field: value for field, value in progress.items() if field != "time"}
 
 
-async def test_it_is_written_while_the_handler_runs_and_stays(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_it_is_written_while_the_handler_runs_and_stays(working: Working) -> None:
     app, gate = App(), asyncio.Event()
 
     @app.task
@@ -37,7 +36,7 @@ async def test_it_is_written_while_the_handler_runs_and_stays(mongo_uri: str, da
         context.progress(0.25, "begun")
         await gate.wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", key="1")  # it is pinged every 30 s
         await until(lambda: told(bench, "work:1") == {"fraction": 0.25, "message": "begun"}, 10.0, "written")
         (run,) = bench.state("work:1")["worker_states"]
@@ -49,7 +48,7 @@ async def test_it_is_written_while_the_handler_runs_and_stays(mongo_uri: str, da
 
 
 async def test_however_often_it_is_told_it_is_sent_once_a_second_and_the_last_stands(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, is_enough = App(), asyncio.Event()
     sent: list[float] = []
@@ -73,7 +72,7 @@ async def test_however_often_it_is_told_it_is_sent_once_a_second_and_the_last_st
             await asyncio.sleep(0.001)
         return count
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", key="1")
         await until(lambda: len(sent) >= 3, message="sent three times")
         is_enough.set()
@@ -82,7 +81,7 @@ async def test_however_often_it_is_told_it_is_sent_once_a_second_and_the_last_st
     assert all(later - earlier > 0.9 for earlier, later in pairwise(sent))
 
 
-async def test_whatever_ends_the_run_takes_the_last_along(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_whatever_ends_the_run_takes_the_last_along(working: Working) -> None:
     app = App()
 
     @app.task
@@ -110,7 +109,7 @@ async def test_whatever_ends_the_run_takes_the_last_along(mongo_uri: str, databa
         async with context.transaction():
             pass
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         with bench.backed_up():  # what is plain goes in groups
             for number in range(5):
                 await bench.client.publish("succeeds", {"number": number}, key=str(number))
@@ -128,7 +127,7 @@ async def test_whatever_ends_the_run_takes_the_last_along(mongo_uri: str, databa
             assert told(bench, f"succeeds:{number}") == {"fraction": number / 10, "message": f"task {number}"}
 
 
-async def test_each_run_has_its_own(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_each_run_has_its_own(working: Working) -> None:
     app = App()
 
     @app.task(unexpected_retry_delay_ms=0)
@@ -137,13 +136,13 @@ async def test_each_run_has_its_own(mongo_uri: str, database_name: str, mongo: M
             context.progress(0.5, "half")
             raise ValueError("once")
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", key="1", unexpected_retry_delay_ms=0)
         await bench.status("work:1", "SUCCESS")
         assert [told(bench, "work:1", place) for place in (0, 1)] == [HALF, {}]
 
 
-async def test_a_ping_that_fails_loses_nothing(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_ping_that_fails_loses_nothing(working: Working) -> None:
     app, tells, gate = App(), asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -152,7 +151,7 @@ async def test_a_ping_that_fails_loses_nothing(mongo_uri: str, database_name: st
         context.progress(0.5, "half")
         await gate.wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", key="1")
         await bench.status("work:1", "RUNNING")
         with bench.failing("findAndModify", times=2, closeConnection=True):
@@ -163,7 +162,7 @@ async def test_a_ping_that_fails_loses_nothing(mongo_uri: str, database_name: st
 
 
 async def test_what_is_told_while_a_ping_is_under_way_is_written_too(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, gate = App(), asyncio.Event()
     contexts: list[Context] = []
@@ -174,7 +173,7 @@ async def test_what_is_told_while_a_ping_is_under_way_is_written_too(
         context.progress(0.25, "begun")
         await gate.wait()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         store = bench.worker.parts.pinger._store
         run = store.run
 
@@ -192,9 +191,7 @@ async def test_what_is_told_while_a_ping_is_under_way_is_written_too(
         await bench.status("work:1", "SUCCESS")
 
 
-async def test_what_is_no_progress_is_refused_and_nothing_stored(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_what_is_no_progress_is_refused_and_nothing_stored(working: Working) -> None:
     app = App()
     nonsense: list[tuple[Any, Any]] = [
         (None, None), (-0.1, None), (1.1, None), (float("nan"), None), (True, None), (0.5, 5), (0.5, "\ud800"),
@@ -214,7 +211,7 @@ async def test_what_is_no_progress_is_refused_and_nothing_stored(
     async def talks(context: Context) -> None:
         context.progress(message="x" * 100_000)
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("work", key="1")
         await bench.client.publish("talks", key="1")
         state = await bench.status("work:1", "SUCCESS")

@@ -23,7 +23,7 @@ from mtask.kernel.operations import transactions, workers
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery import reaper
 from mtask.kernel.worker.running.transactions import RunTransactions
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client, Document, until
 
 both_kinds = pytest.mark.parametrize("kind", ["async", "plain"])
@@ -95,8 +95,8 @@ def gated(gate: Gate) -> App:
 
 
 @asynccontextmanager
-async def bench_of(uri: str, database: str, mongo: Client, gate: Gate, **options: Any) -> AsyncIterator[Bench]:
-    async with working(uri, database, mongo, gated(gate), **options) as bench:
+async def bench_of(working: Working, gate: Gate, **options: Any) -> AsyncIterator[Bench]:
+    async with working(gated(gate), **options) as bench:
         try:
             yield bench
         finally:
@@ -115,11 +115,9 @@ async def is_final(bench: Bench, task_id: str) -> None:
 
 
 @both_kinds
-async def test_readers_wait_for_a_value_that_comes_after_the_commit(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str
-) -> None:
+async def test_readers_wait_for_a_value_that_comes_after_the_commit(working: Working, kind: str) -> None:
     gate, name = Gate(), f"go_on_{kind}"
-    async with bench_of(mongo_uri, database_name, mongo, gate) as bench:
+    async with bench_of(working, gate) as bench:
         client = bench.client
         await client.publish(name, key="1", retain_success_ms=3_600_000)
         await is_final(bench, f"{name}:1")
@@ -143,11 +141,9 @@ async def test_readers_wait_for_a_value_that_comes_after_the_commit(
         assert document["expire_time"] - document["task_state"]["finish_time"] == timedelta(hours=1)
 
 
-async def test_dependents_callbacks_and_the_next_task_wait_for_the_value(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_dependents_callbacks_and_the_next_task_wait_for_the_value(working: Working) -> None:
     gate = Gate()
-    async with bench_of(mongo_uri, database_name, mongo, gate) as bench:
+    async with bench_of(working, gate) as bench:
         flow = Flow("f")
         first = flow.add("first", "go_on_async")
         flow.add("second", "read", after=[first])
@@ -185,12 +181,12 @@ async def test_dependents_callbacks_and_the_next_task_wait_for_the_value(
     ids=["raises", "unstorable", "next", "too-large", "unreadable"],
 )
 async def test_what_comes_after_the_commit_and_cannot_be_stored_is_told_to_be_lost(
-    mongo_uri: str, database_name: str, mongo: Client, value: Any, error: BaseException | None, reason: str
+    working: Working, value: Any, error: BaseException | None, reason: str
 ) -> None:
     gate = Gate()
     gate.value, gate.error = value, error
     gate.open.set()
-    async with bench_of(mongo_uri, database_name, mongo, gate) as bench:
+    async with bench_of(working, gate) as bench:
         flow = Flow("f")
         first = flow.add("first", "go_on_async")
         flow.add("second", "read", after=[first], max_unexpected_retries=0)
@@ -205,11 +201,9 @@ async def test_what_comes_after_the_commit_and_cannot_be_stored_is_told_to_be_lo
         assert "ResultLost" in run_in(bench, "read:f/second")["fail_reason"]
 
 
-async def test_value_that_is_set_before_the_commit_and_a_handler_that_says_none_owe_nothing(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_value_that_is_set_before_the_commit_and_a_handler_that_says_none_owe_nothing(working: Working) -> None:
     gate = Gate()
-    async with bench_of(mongo_uri, database_name, mongo, gate) as bench:
+    async with bench_of(working, gate) as bench:
         for name in ("set_before", "say_none"):
             await bench.client.publish(name, key="1")
         assert await bench.client.result("set_before", "1") == "set before"
@@ -217,9 +211,7 @@ async def test_value_that_is_set_before_the_commit_and_a_handler_that_says_none_
         assert bench.tasks.count_documents({"owed_since": {"$exists": True}}) == 0
 
 
-async def test_value_of_a_round_before_a_rerun_is_stored_in_its_own_run(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_value_of_a_round_before_a_rerun_is_stored_in_its_own_run(working: Working) -> None:
     gate, later = Gate(), Gate()
     app, gates = App(), [later, gate]
 
@@ -232,8 +224,8 @@ async def test_value_of_a_round_before_a_rerun_is_stored_in_its_own_run(
 
     later.value = "the later value"
     async with (
-        working(mongo_uri, database_name, mongo, app) as bench,
-        working(mongo_uri, database_name, mongo, app, "w2"),
+        working(app) as bench,
+        working(app, "w2"),
     ):
         try:
             await bench.client.publish("go_on", key="1")
@@ -254,7 +246,7 @@ async def test_value_of_a_round_before_a_rerun_is_stored_in_its_own_run(
 
 
 async def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the_task(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, database_name: str, mongo: Client
 ) -> None:
     gate, committed = Gate(), asyncio.Event()
     app, two = gated(gate), TaskOptions(concurrent_worker_cnt=2)
@@ -275,8 +267,8 @@ async def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the
         return await asyncio.to_thread(gate.pass_through)
 
     async with (
-        working(mongo_uri, database_name, mongo, app) as bench,
-        working(mongo_uri, database_name, mongo, app, "w2"),
+        working(app) as bench,
+        working(app, "w2"),
     ):
         try:
             for key in ("f/first", "alone"):
@@ -321,7 +313,7 @@ async def commit_elsewhere(bench: Bench, worker: workers.Registration, task_id: 
 
 
 async def test_value_of_a_handler_that_did_not_learn_of_its_commit_is_told_to_be_lost(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
     commit = transactions.commit
@@ -337,7 +329,7 @@ async def test_value_of_a_handler_that_did_not_learn_of_its_commit_is_told_to_be
         return "the value"
 
     monkeypatch.setattr(transactions, "commit", unanswered)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("go", key="k")
         with pytest.raises(ResultLost, match="the answer was lost"):
             await bench.client.result("go", "k", timeout=60)
@@ -345,7 +337,7 @@ async def test_value_of_a_handler_that_did_not_learn_of_its_commit_is_told_to_be
 
 
 async def test_handler_that_is_cancelled_while_it_commits_goes_on_when_that_is_over(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, goes_on = App(), asyncio.Event()
     end = RunTransactions.end
@@ -363,7 +355,7 @@ async def test_handler_that_is_cancelled_while_it_commits_goes_on_when_that_is_o
         return "the value"
 
     monkeypatch.setattr(RunTransactions, "end", slow)
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish("go", key="k", max_unexpected_retries=0)
         await until(lambda: any(task.cancelling() for task in asyncio.all_tasks()))
         goes_on.set()
@@ -371,9 +363,7 @@ async def test_handler_that_is_cancelled_while_it_commits_goes_on_when_that_is_o
             await bench.client.result("go", "k", timeout=10)
 
 
-async def test_result_that_is_set_after_the_commit_is_stored_and_a_second_one_is_refused(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_result_that_is_set_after_the_commit_is_stored_and_a_second_one_is_refused(working: Working) -> None:
     app, refused = App(), list[str]()
 
     @app.task
@@ -392,7 +382,7 @@ async def test_result_that_is_set_after_the_commit_is_stored_and_a_second_one_is
         except RuntimeError as error:
             refused.append(str(error))
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         for name, value in (("late", "set"), ("twice", "in the block")):
             await bench.client.publish(name, key="k")
             assert await bench.client.result(name, "k", timeout=20) == value
@@ -406,7 +396,7 @@ def registered(worker_id: str, timeout: timedelta) -> workers.Registration:
 
 
 async def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_is_not(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "SILENCE", 6.0)
     app = App()
@@ -415,7 +405,7 @@ async def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_
     async def read(context: Context) -> dict[str, Any]:
         return await context.results()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         runs = {}
         for name, lives in (("live", timedelta(hours=1)), ("dead", timedelta(milliseconds=1))):
             flow = Flow(name)

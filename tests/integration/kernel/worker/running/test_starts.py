@@ -23,8 +23,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.running.run import Order
 from tests.integration.kernel.worker.running.starts import Watch, release
-from tests.integration.worker_harness import Bench, between, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import until
 
 COUNT = 60
@@ -38,7 +37,7 @@ def overtaken(starts: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.005, 0.02])
 async def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, seconds: float
+    working: Working, client: Client, seconds: float
 ) -> None:
     app, starts = App(), list[int]()
 
@@ -51,7 +50,7 @@ async def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_o
         return [TaskSpec("slow", {"number": n}, key=f"{label}/{n:03}", priority=n) for n in range(COUNT)]
 
     client.publish_many(backlog("slow"))
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         await until(lambda: len(starts) == COUNT, message="all started")
         assert starts == sorted(starts, reverse=True)
         for concurrency in (1, 3, 10):
@@ -113,7 +112,7 @@ def some_tasks(chance: Random) -> list[Task]:
 @settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds(
-    mongo_uri: str, database_name: str, mongo: Mongo, store: SyncStore, seed: int
+    working: Working, store: SyncStore, seed: int
 ) -> None:
     app, runs, watch, chance = App(), list[str](), Watch(), Random(seed)
     store.tasks.delete_many({})  # those of the example before
@@ -147,7 +146,7 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
         await until(lambda: len(runs) == expected, message="all ran")
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             watch.over(bench)
             between(bench.worker.parts.sender, "claim", after=lose_some_replies)
             for concurrency in (1, 1, 3):
@@ -159,7 +158,7 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
 
 
 async def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+    working: Working, client: Client
 ) -> None:
     app, starts = App(), list[str | None]()
 
@@ -172,7 +171,7 @@ async def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_prio
         return [TaskSpec("work", key=f"{round_}/{n}", tenant=t, priority=p) for n in range(COUNT) for t, p in many]
 
     client.set_fair("default")
-    async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
+    async with working(app, concurrency=1) as bench:
         for round_ in range(2):  # in the second round, more is claimed ahead
             starts.clear()
             await release(bench, backlog(round_), 1)

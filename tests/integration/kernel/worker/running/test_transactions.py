@@ -14,7 +14,7 @@ from mtask import App, Context, Fail
 from mtask.errors import LeaseLost
 from mtask.kernel.driver import connect
 from tests.clients import with_options
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working, working_on
 from tests.mongo import Client, Document, until
 
 both_kinds = pytest.mark.parametrize("kind", ["async", "plain"])
@@ -88,7 +88,7 @@ async def test_slow_statements_that_fill_a_pool_keep_no_ping_no_heartbeat_and_no
     small = with_options(mongo_uri, "maxPoolSize=4")
     interval = timedelta(milliseconds=200)
     app = depositing(database_name)
-    async with working(small, database_name, mongo, app, heartbeat_interval=interval) as bench:
+    async with working_on(small, database_name, mongo, app, heartbeat_interval=interval) as bench:
         await bench.client.publish("hold", key="held", ping_interval_ms=200, worker_timeout_ms=4_000)
         await bench.status("hold:held", "RUNNING")
         with slow(bench, "insert", 8.0):
@@ -116,12 +116,7 @@ async def test_slow_statements_that_fill_a_pool_keep_no_ping_no_heartbeat_and_no
 
 @both_kinds
 async def test_statement_that_takes_longer_than_the_engines_socket_timeout_succeeds(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    effects: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    working: Working, database_name: str, effects: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     for maker in ("sync_store", "async_store"):
         made = getattr(connect, maker)
@@ -131,7 +126,7 @@ async def test_statement_that_takes_longer_than_the_engines_socket_timeout_succe
             return made(*args, **options, **({"socketTimeoutMS": 500} if is_quiet else {}))
 
         monkeypatch.setattr(connect, maker, impatient)
-    async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
+    async with working(depositing(database_name)) as bench:
         with slow(bench, "insert", 1.5):
             await bench.client.publish(f"deposit_{kind}", {}, key="1", max_unexpected_retries=0)
             state = await bench.status(f"deposit_{kind}:1", "SUCCESS")
@@ -139,10 +134,10 @@ async def test_statement_that_takes_longer_than_the_engines_socket_timeout_succe
 
 
 async def test_commit_that_is_not_answered_is_waited_for_no_longer_than_the_lease(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any
+    working: Working, database_name: str, effects: Any
 ) -> None:
     ended: list[str] = []
-    async with working(mongo_uri, database_name, mongo, depositing(database_name, ended)) as bench:
+    async with working(depositing(database_name, ended)) as bench:
         with slow(bench, "commitTransaction", 5.0):
             await bench.client.publish("deposit_plain", {}, key="1", ping_interval_ms=500, worker_timeout_ms=1_500)
             await until(lambda: under_way(bench, "commitTransaction"), message="the commit is under way")
@@ -154,10 +149,10 @@ async def test_commit_that_is_not_answered_is_waited_for_no_longer_than_the_leas
 
 @both_kinds
 async def test_session_of_an_aborted_transaction_serves_no_other_run(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str
+    working: Working, database_name: str, effects: Any, kind: str
 ) -> None:
     name = f"deposit_{kind}"
-    async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
+    async with working(depositing(database_name)) as bench:
         named = []
         for number in range(6):
             is_last = number > 3
@@ -170,7 +165,7 @@ async def test_session_of_an_aborted_transaction_serves_no_other_run(
 
 
 def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, monkeypatch: pytest.MonkeyPatch
+    working: Working, database_name: str, effects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     for maker in ("sync_store", "async_store"):
@@ -183,7 +178,7 @@ def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
         monkeypatch.setattr(connect, maker, counted)
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
+        async with working(depositing(database_name)) as bench:
             await bench.client.publish("work", key="1")
             await bench.status("work:1", "SUCCESS")
             made.clear()
@@ -197,9 +192,7 @@ def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
     asyncio.run(scenario())
 
 
-def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any
-) -> None:
+def test_plain_handler_that_outlives_its_worker_begins_no_transaction(working: Working, effects: Any) -> None:
     app, raised, has_begun = App(), [], []
     gate = asyncio.Event()
 
@@ -216,7 +209,7 @@ def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
             raised.append(1)
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             await bench.client.publish("late", key="1")
             await until(lambda: has_begun)
             bench.worker.stop()
@@ -231,9 +224,9 @@ def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
 
 @both_kinds
 async def test_callback_of_a_run_that_a_transaction_has_ended_waits_for_no_scan(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str
+    working: Working, database_name: str, effects: Any, kind: str
 ) -> None:
-    async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
+    async with working(depositing(database_name)) as bench:
         bench.stop_scans()
         name = f"deposit_{kind}"
         await bench.client.publish(name, {}, key="1", callback={"url": "https://hooks.example.com/"})
@@ -245,7 +238,7 @@ async def test_callback_of_a_run_that_a_transaction_has_ended_waits_for_no_scan(
 @both_kinds
 @pytest.mark.parametrize("how", ["abort_transaction", "commit_transaction", "end_session"])
 async def test_handler_that_ends_its_transaction_itself_fails(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str, how: str
+    working: Working, database_name: str, effects: Any, kind: str, how: str
 ) -> None:
     app = App()
 
@@ -261,7 +254,7 @@ async def test_handler_that_ends_its_transaction_itself_fails(
             session.client[database_name]["effects"].insert_one({}, session=session)
             getattr(session, how)()
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish(f"end_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
         state = await bench.status(f"end_{kind}:1", "FAIL")
         assert [run["status"] for run in state["worker_states"]] == ["FAIL", "FAIL"]
@@ -273,7 +266,7 @@ async def test_handler_that_ends_its_transaction_itself_fails(
 @both_kinds
 @pytest.mark.parametrize("how", ["abort_transaction", "commit_transaction"])
 async def test_handler_that_begins_another_transaction_on_its_session_fails(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str, how: str
+    working: Working, database_name: str, effects: Any, kind: str, how: str
 ) -> None:
     app = App()
 
@@ -293,7 +286,7 @@ async def test_handler_that_begins_another_transaction_on_its_session_fails(
             session.start_transaction()
             session.client[database_name]["effects"].insert_one({"of": "second"}, session=session)
 
-    async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
         await bench.client.publish(f"begin_{kind}", key="1", max_unexpected_retries=0)
         (run,) = (await bench.status(f"begin_{kind}:1", "FAIL"))["worker_states"]
         assert "has ended its transaction itself" in run["fail_reason"]
