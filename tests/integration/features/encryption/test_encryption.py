@@ -16,6 +16,7 @@ from mtask import AsyncClient, Client, Encryption, TaskSpec
 from mtask.errors import DataKeyNotFound, DecryptionFailed, InvalidInput, WorkersTooOld, WrongMasterKey
 from mtask.features.encryption.cipher import PARAMS, Sealer
 from mtask.kernel.document.parts import Sealed
+from tests import build
 from tests.clients import KINDS, AnyClient, Kind, open_client
 from tests.keys import MARKER, MASTER_KEY, encryption_of, make_keys
 from tests.mongo import Client as Mongo
@@ -100,17 +101,9 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
     first, second = (client.tasks.find_one({"_id": f"a:acme:{key}"}) for key in (1, 2))
     assert first is not None
     assert second is not None
-    run = {
-        "run_id": "r",
-        "worker_id": "w",
-        "attempt": 1,
-        "status": "SUCCESS",
-        "claim_time": first["task_state"]["create_time"],
-        "ping_expire_time": first["task_state"]["create_time"],
-        "success_time": first["task_state"]["create_time"],
-        "returns": "forged",
-        "progress": {"message": "forged", "time": first["task_state"]["create_time"]},
-    }
+    made = first["task_state"]["create_time"]
+    progress = {"message": "forged", "time": made}
+    run = build.run("SUCCESS", made, made, success_time=made, returns="forged", progress=progress)
     forged = {
         "lookup": [{"k": "user", "v": second["lookup"][0]["v"]}],
         "task_state.worker_states": [run],

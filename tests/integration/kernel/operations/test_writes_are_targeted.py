@@ -30,7 +30,6 @@ from mtask.features.flows import steps as changing
 from mtask.features.limits.operations import PermitPool
 from mtask.features.logs.options import LogOptions
 from mtask.features.metrics import operations as tallies
-from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Call
@@ -39,6 +38,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from tests import build
 from tests.clients import claim, server_now
 from tests.integration.stores import lapse, publish, stored
 from tests.integration.worker_harness import Bench, Document, Working
@@ -294,10 +294,7 @@ async def limits(bench: Bench) -> None:
 
 async def malformed(bench: Bench) -> None:
     """A document that cannot be read ends as FAIL."""
-    now = datetime.now(UTC)
-    state = {"status": "INIT", "create_time": now, "next_preempt_time": now, "failed_cnt": 0, "worker_states": []}
-    bad: Document = {"_id": "quick:bad", "name": "quick", "key": "bad", "queue": "default", "schema_version": 1}
-    bad |= {"task_option": {**TaskOption().model_dump(), "priority": "high"}, "task_state": state}
+    bad = build.task("quick:bad", time=datetime.now(UTC), option={"priority": "high"})
     bench.mongo[bench.database].command("insert", "tasks", documents=[bad], bypassDocumentValidation=True)
     await bench.status("quick:bad", "FAIL")
 

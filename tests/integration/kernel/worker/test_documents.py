@@ -20,6 +20,7 @@ from pymongo import WriteConcern
 from mtask import App, Context
 from mtask.kernel.driver.stores import CODEC, READING
 from mtask.kernel.worker.running import leases
+from tests import build
 from tests.faults.malformed import good
 from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, Document, until
@@ -74,14 +75,7 @@ def insert(bench: Bench, *documents: Document) -> None:
 
 def changed(key: str, /, **changes: Any) -> Document:
     """Return a due task with fields changed, `a__b` standing for a.b."""
-    document = good(key)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        node = document
-        for part in parents:
-            node = node[part]
-        node[last] = value
-    return document
+    return build.changed(good(key), changes)
 
 
 def reason(bench: Bench, task_id: Any) -> str:
@@ -401,10 +395,7 @@ def test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_kee
 def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_up_no_other(
     serve: Callable[..., None],
 ) -> None:
-    run = {
-        "run_id": "r", "worker_id": "gone", "attempt": 1, "status": "RUNNING", "claim_time": _AGO,
-        "ping_expire_time": _AGO,
-    }  # fmt: skip
+    run = build.run("RUNNING", _AGO, _AGO, worker_id="gone")
 
     def lapsed(key: str) -> Document:
         # Nobody here may take it: only whoever scans settles it.
@@ -433,10 +424,7 @@ _BROKEN_WHILE_RUNNING: dict[str, Any] = {
 def test_lapsed_run_of_a_task_that_somebody_broke_meanwhile_holds_up_no_other(
     serve: Callable[..., None], damage: str
 ) -> None:
-    run = {
-        "run_id": "r", "worker_id": "gone", "attempt": 1, "status": "RUNNING", "claim_time": _AGO,
-        "ping_expire_time": _AGO,
-    }  # fmt: skip
+    run = build.run("RUNNING", _AGO, _AGO, worker_id="gone")
 
     def lapsed(key: str, /, **changes: Any) -> Document:
         # Nobody here may take it: only whoever scans settles it.

@@ -18,6 +18,7 @@ from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.discovery import stream
 from mtask.parts import assembly
+from tests import build
 from tests.integration.worker_harness import Bench, Working
 from tests.mongo import until
 
@@ -119,18 +120,12 @@ async def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_
 def _begin_elsewhere(bench: Bench, task_id: str) -> None:
     """Write a run of a worker that has died, whose lease has just lapsed."""
     now = datetime.now(UTC)
-    run = {
-        "run_id": "gone-1",
-        "worker_id": "gone",
-        "attempt": 1,
-        "status": "RUNNING",
-        "claim_time": now - timedelta(seconds=2),
-        "ping_expire_time": now - timedelta(seconds=1),
-    }
+    lapsed = now - timedelta(seconds=1)
+    run = build.run("RUNNING", now - timedelta(seconds=2), lapsed, run_id="gone-1", worker_id="gone")
     state = {
         "task_state.status": "RUNNING",
         "task_state.worker_states": [run],
-        "task_state.next_preempt_time": now - timedelta(seconds=1),
+        "task_state.next_preempt_time": lapsed,
         "quiet_time": now,
     }
     assert bench.tasks.update_one({"_id": task_id}, {"$set": state}).modified_count == 1

@@ -11,13 +11,13 @@ import pytest
 
 from mtask import App, Context, RunStatus, TaskSpec
 from mtask.errors import DatabaseUnavailable
-from mtask.kernel.document.options import DEFAULT_OPTION
 from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.fleet import Peers
+from tests import build
 from tests.integration.stores import register
 from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, Document, until
@@ -25,28 +25,7 @@ from tests.mongo import Client, Document, until
 
 def foreign(key: str, **changes: Any) -> Document:
     """Return a task named "work" as some other service writes it, with parts of its state or options changed."""
-    now = datetime.now(UTC)
-    document: Document = {
-        "_id": f"work:{key}",
-        "name": "work",
-        "key": key,
-        "queue": "default",
-        "params": {},
-        "task_option": DEFAULT_OPTION.model_dump(),
-        "task_state": {
-            "status": "INIT",
-            "create_time": now,
-            "next_preempt_time": now,
-            "failed_cnt": 0,
-            "cancel_requested": False,
-            "worker_states": [],
-        },
-        "schema_version": 1,
-    }
-    for path, value in changes.items():
-        part, _, field = path.rpartition("__")
-        (document[part] if part else document)[field] = value
-    return document
+    return build.changed(build.task(f"work:{key}", time=datetime.now(UTC), params={}), changes)
 
 
 def insert(bench: Bench, document: Document) -> None:
