@@ -23,6 +23,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.local import ReplicaSet, temporary
 from tests.clients import open_store
 from tests.databases import Databases
+from tests.loops import run_test
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session
 from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
@@ -53,11 +54,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
+    """Run a test that is a coroutine in an event loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    run_test(pyfuncitem)
     return True
 
 
@@ -92,6 +92,13 @@ def no_process_is_left() -> Iterator[None]:
     yield
     eventually(lambda: not processes_of_session(session), 40, f"no process left: {processes_of_session(session)}")
     del os.environ[SESSION_VARIABLE]
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    """Return the event loop of a test some of whose fixtures need one."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session")

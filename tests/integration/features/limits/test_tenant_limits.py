@@ -16,7 +16,6 @@ from mtask.errors import InvalidInput
 from mtask.features.limits.operations import PermitPool
 from tests.integration.features.limits.test_limits import is_free, most_in_a_window, two_workers
 from tests.integration.worker_harness import Bench, Working
-from tests.mongo import Client as Mongo
 from tests.mongo import until
 
 
@@ -59,12 +58,10 @@ def runs_of(bench: Bench, **criteria: Any) -> list[dict[str, Any]]:
     return [run for found in bench.tasks.find(criteria) for run in found["task_state"]["worker_states"]]
 
 
-async def test_each_tenant_of_a_queue_has_a_limit_that_holds_over_two_workers(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_each_tenant_of_a_queue_has_a_limit_that_holds_over_two_workers(working: Working, client: Client) -> None:
     gauge = Gauge()
     client.limit("default", tenant_concurrency=2)
-    async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with two_workers(working, gauge.app) as bench:
         for tenant, count in (("acme", 12), ("beta", 3), (None, 4)):
             for number in range(count):
                 await bench.client.publish("work", key=str(number), tenant=tenant)
@@ -99,13 +96,11 @@ async def test_the_limit_of_one_tenant_holds_over_its_queues_and_binds_no_other(
         assert most_at_once(runs_of(bench, tenant="acme")) == 3
 
 
-async def test_no_window_has_more_starts_of_a_tenant_than_its_rate(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_no_window_has_more_starts_of_a_tenant_than_its_rate(working: Working, client: Client) -> None:
     gauge, window = Gauge(), timedelta(seconds=1)
     gauge.gate.set()
     client.limit(tenant="acme", rate=(4, window))
-    async with two_workers(mongo_uri, database_name, mongo, gauge.app) as bench:
+    async with two_workers(working, gauge.app) as bench:
         for number in range(10):
             await bench.client.publish("work", key=str(number), tenant="acme")
         await until(lambda: bench.count("SUCCESS") == 10, message="all done")
