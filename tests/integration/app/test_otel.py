@@ -42,7 +42,9 @@ async def settled(spans: Spans, count: int, name: str | None = None) -> list[See
     return spans.of("process", name)
 
 
-def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_are_inside(working: Working) -> None:
+async def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_are_inside(
+    working: Working,
+) -> None:
     spans = Spans()
     app, own = instrumented(spans), spans.provider.get_tracer("shop")
 
@@ -56,18 +58,15 @@ def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_a
         with own.start_as_current_span("in a thread"):
             return who
 
-    async def scenario() -> None:
-        async with working(app, queues=["mail"]) as bench, client_of(bench, app) as it:
-            with own.start_as_current_span("request"):
-                await it.publish(greet, {"who": "Ann"}, key="1")
-            await it.publish_many([TaskSpec(greet_in_thread, {"who": "Bob"}, key="2")])
-            await settled(spans, 2)
-            stored = bench.document("greet:1")["trace"]
-            (publish,) = spans.of("publish", "greet")
-            assert stored.keys() == {"traceparent"}
-            assert stored["traceparent"].startswith(f"00-{publish.trace_id}-{publish.span_id}-")
-
-    asyncio.run(scenario())
+    async with working(app, queues=["mail"]) as bench, client_of(bench, app) as it:
+        with own.start_as_current_span("request"):
+            await it.publish(greet, {"who": "Ann"}, key="1")
+        await it.publish_many([TaskSpec(greet_in_thread, {"who": "Bob"}, key="2")])
+        await settled(spans, 2)
+        stored = bench.document("greet:1")["trace"]
+        (publish,) = spans.of("publish", "greet")
+        assert stored.keys() == {"traceparent"}
+        assert stored["traceparent"].startswith(f"00-{publish.trace_id}-{publish.span_id}-")
     (request,) = (span for span in spans.all if span.name == "request")
     for name, inner, task_id in (
         ("greet", "in a coroutine", "greet:1"),

@@ -64,24 +64,21 @@ async def test_what_a_handler_starts_does_not_get_the_connection(isolating: Isol
         assert (await it.ended(await it.publish("inherited", "1"), "SUCCESS"))["returns"] == []
 
 
-def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
+async def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
     isolating: Isolating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> int:
-        async with isolating(count=1) as it:
-            # The hooks of the worker's own process have run by now.
-            await it.ended(await it.publish("here", "1"), "SUCCESS")
-            monkeypatch.setenv(isolated.SLOW_VARIABLE, str(tmp_path / "starting"))
-            task_id = await it.publish("echo", "1")
-            pid = int(await it.noted("starting"))
-            it.bench.worker.stop()
-            await asyncio.wait((it.bench.life,), timeout=PATIENCE)
-            state = it.bench.state(task_id)
-            assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
-            assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
-            return pid
-
-    assert not is_alive(asyncio.run(scenario()))
+    async with isolating(count=1) as it:
+        # The hooks of the worker's own process have run by now.
+        await it.ended(await it.publish("here", "1"), "SUCCESS")
+        monkeypatch.setenv(isolated.SLOW_VARIABLE, str(tmp_path / "starting"))
+        task_id = await it.publish("echo", "1")
+        pid = int(await it.noted("starting"))
+        it.bench.worker.stop()
+        await asyncio.wait((it.bench.life,), timeout=PATIENCE)
+        state = it.bench.state(task_id)
+        assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
+        assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
+    assert not is_alive(pid)
 
 
 @pytest.mark.long

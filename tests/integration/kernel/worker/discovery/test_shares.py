@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -99,8 +98,11 @@ class Scans:
         return found
 
 
+Drain = Callable[[Scans], Coroutine[Any, Any, Peers]]
+
+
 @pytest.fixture
-def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scans], Peers]:
+def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Drain:
     """Have a worker with a small queue do a backlog, with tasks among it that are not yet due; return its peers."""
     app = App()
 
@@ -108,7 +110,11 @@ def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scans]
     async def work() -> None:
         return None
 
-    async def scenario() -> Peers:
+    async def drained(scans: Scans) -> Peers:
+        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
+        for module in (scans_module, batches, stream, inbox):  # none is found by a regular scan
+            monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
+        monkeypatch.setattr(finding, "scan", scans)
         async with working(app) as bench:
             with bench.backed_up():
                 later = [TaskSpec("work", {}, key=f"later-{n}", delay=timedelta(minutes=4)) for n in range(20)]
@@ -117,29 +123,22 @@ def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scans]
             await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all that are due are done")
             return bench.worker.parts.ranks._peers
 
-    def drained(scans: Scans) -> Peers:
-        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-        for module in (scans_module, batches, stream, inbox):  # none is found by a regular scan
-            monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
-        monkeypatch.setattr(finding, "scan", scans)
-        return asyncio.run(scenario())
-
     return drained
 
 
-def test_worker_alone_asks_for_no_share(drain: Callable[[Scans], Peers]) -> None:
+async def test_worker_alone_asks_for_no_share(drain: Drain) -> None:
     scans = Scans()
-    drain(scans)
+    await drain(scans)
     assert len(scans.brought) > 5
     assert scans.shares == []
 
 
-def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave(
-    store: SyncStore, drain: Callable[[Scans], Peers]
+async def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave(
+    store: SyncStore, drain: Drain
 ) -> None:
     register(store, "idle", ["work"])
     scans = Scans()
-    peers = drain(scans)
+    peers = await drain(scans)
     found = {task_id for task_ids in scans.shares for task_id in task_ids}
     assert {peers.rank(task_id, "work") for task_id in found} == {0}
     assert len(found) > BACKLOG / 4
@@ -235,27 +234,27 @@ def test_position_of_a_malformed_task_is_none() -> None:
         assert finding.behind(broken) is None
 
 
-def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
-    store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch
+async def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
+    store: SyncStore, drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "MAX_ALL_PAUSE", 0.0)  # each time
     register(store, "idle", ["work"])
     scans = Scans()
-    drain(scans)
+    await drain(scans)
     assert len(scans.brought) > 5
     assert scans.shares == []
 
 
 @pytest.mark.parametrize("failure", [None, DatabaseUnavailable("too slow")], ids=["looked-at-all", "timed-out"])
-def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
-    store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+async def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
+    store: SyncStore, drain: Drain, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
     monkeypatch.setattr(batches, "_SHARE_TIMES", 1_000_000)
     if failure is not None:  # as if after its time
         monkeypatch.setattr(batches, "_SHARE_TIMEOUT", timedelta(0))
     register(store, "idle", ["work"])
     scans = Scans(failure)
-    drain(scans)
+    await drain(scans)
     assert scans.vain_cnt == 1
 
 

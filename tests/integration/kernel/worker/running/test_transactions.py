@@ -164,7 +164,7 @@ async def test_session_of_an_aborted_transaction_serves_no_other_run(
         assert named[5] == named[4], "one whose run has committed in time is used again"
 
 
-def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
+async def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
     working: Working, database_name: str, effects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -176,20 +176,16 @@ def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
             return make(*args, **options)
 
         monkeypatch.setattr(connect, maker, counted)
-
-    async def scenario() -> None:
-        async with working(depositing(database_name)) as bench:
-            await bench.client.publish("work", key="1")
-            await bench.status("work:1", "SUCCESS")
-            made.clear()
-            for kind, maker in (("async", "async_store"), ("plain", "sync_store")):
-                for number in range(2):
-                    await bench.client.publish(f"deposit_{kind}", {}, key=f"{number}")
-                    await bench.status(f"deposit_{kind}:{number}", "SUCCESS")
-                assert made.count(maker) == 1
-            assert len(made) == 2
-
-    asyncio.run(scenario())
+    async with working(depositing(database_name)) as bench:
+        await bench.client.publish("work", key="1")
+        await bench.status("work:1", "SUCCESS")
+        made.clear()
+        for kind, factory in (("async", "async_store"), ("plain", "sync_store")):
+            for number in range(2):
+                await bench.client.publish(f"deposit_{kind}", {}, key=f"{number}")
+                await bench.status(f"deposit_{kind}:{number}", "SUCCESS")
+            assert made.count(factory) == 1
+        assert len(made) == 2
 
 
 def test_plain_handler_that_outlives_its_worker_begins_no_transaction(working: Working, effects: Any) -> None:
