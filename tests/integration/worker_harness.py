@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -13,7 +14,7 @@ from pymongo.read_concern import ReadConcern
 
 from mtask import App, AsyncClient
 from mtask.kernel.document.status import WorkerStatus
-from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.worker import Worker
 from tests.clients import with_options
@@ -38,6 +39,16 @@ class Bench:
         self.life: asyncio.Task[None]
         self.tasks = mongo[database]["tasks"]
         self.registry = mongo[database]["workers"]
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store in which all parts of the worker run their operations, but for its pinger."""
+        return self.worker.parts.scope.store
+
+    @property
+    def pings(self) -> SyncStore:
+        """The store of the worker's pinger."""
+        return self.worker.parts.pinger._store
 
     @property
     def app_name(self) -> str:
@@ -157,25 +168,32 @@ async def working_on(
 
 
 class Between:
-    """A store in which a test can act before an operation, after the operation's first answer, or on its result."""
+    """Takes a test's steps before an operation of a store, after its first answer, or on its result.
+
+    `only` is asked with the arguments of the operation.
+    """
 
     def __init__(
         self, store: AsyncStore, operation: str, *, before: Step | None = None, amid: Step | None = None,
-        after: Step | None = None,
+        after: Step | None = None, only: Callable[[Document], bool] = lambda given: True,
     ) -> None:  # fmt: skip
         self._store = store
+        self._run = store.run
         self._operation = operation
         self._before, self._amid, self._after = before, amid, after
+        self._only = only
         self.seen_cnt = 0
 
-    async def run(self, operation: Generator[Any, Any, T]) -> T:
-        if getattr(operation, "__name__", "") != self._operation:
-            return await self._store.run(operation)
+    async def run(self, operation: Generator[Any, Any, T], *rest: Any) -> T:
+        if getattr(operation, "__name__", "") != self._operation or not self._only(
+            inspect.getgeneratorlocals(operation)
+        ):
+            return await self._run(operation, *rest)
         self.seen_cnt += 1
         if self._before is not None:
             await self._before()
         if self._amid is None:
-            result = await self._store.run(operation)
+            result = await self._run(operation, *rest)
         else:
             result = await self._run_in_parts(operation)
         if self._after is not None:
@@ -186,11 +204,15 @@ class Between:
         """Take this step after the first answer of the next operation."""
         self._amid = step
 
+    def end(self) -> None:
+        """Take no more steps."""
+        vars(self._store)["run"] = self._run
+
     async def _run_in_parts(self, operation: Generator[Any, Any, T]) -> T:
         """Run the operation call by call. Act after the first answer."""
         call = next(operation)
         while True:
-            answer = await self._store.run(_only(call))
+            answer = await self._run(_only(call))
             if self._amid is not None:
                 amid, self._amid = self._amid, None
                 await amid()
@@ -204,7 +226,7 @@ def _only(call: Any) -> Generator[Any, Any, Any]:
     return (yield call)
 
 
-def between(owner: Any, operation: str, **steps: Step) -> Between:
-    """Insert a test's steps between a part of the worker and its store."""
-    owner._store = stepped = Between(owner._store, operation, **steps)
-    return stepped
+def between(store: AsyncStore, operation: str, **steps: Any) -> Between:
+    """Insert a test's steps into the operations of this name: see `Between`."""
+    vars(store)["run"] = (made := Between(store, operation, **steps)).run
+    return made

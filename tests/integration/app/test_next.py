@@ -125,7 +125,7 @@ async def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(workin
                 lost.append(True)
                 raise DatabaseUnavailable("the reply is lost")
 
-        finishing = between(bench.worker.parts.finisher, "finish", after=lose)
+        finishing = between(bench.store, "finish", after=lose)
         await bench.client.publish("first", {"user": 1}, key="k", queue="a")
         await succeeded(bench, "third:@first:k/next-2")
         await ended(bench)

@@ -44,7 +44,7 @@ async def test_what_is_called_off_amid_its_batches_removes_no_further_one(
         async def wait() -> None:
             await opened.wait()
 
-        removing = between(bench.worker.parts.retention, "remove_older", before=wait)
+        removing = between(bench.store, "remove_older", before=wait)
         keeping_none = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
         await until(lambda: removing.seen_cnt, message="the first batch is under way")
         calling_off = asyncio.create_task(asyncio.to_thread(client.keep, "default"))
@@ -87,7 +87,7 @@ async def test_a_task_that_was_run_again_amid_a_batch_stays(
             await bench.client.rerun("done", "0")
             await bench.status("done:0", "SUCCESS")
 
-        between(bench.worker.parts.retention, "remove_older", amid=run_again)
+        between(bench.store, "remove_older", amid=run_again)
         await asyncio.to_thread(client.keep, "default", success=1)
         await until(lambda: client.count() < 3, message="removed")
         # It is the newest now. So the next look removes the task 2.
@@ -110,7 +110,7 @@ async def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing
             until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
             await until(lambda: server_now(store) > until_when, message="run out")
 
-        removing = between(bench.worker.parts.retention, "remove_older", before=wait)
+        removing = between(bench.store, "remove_older", before=wait)
         bench.worker.parts.pinger.beat_now()
         keeping = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
         await until(lambda: removing.seen_cnt, message="a batch is under way")

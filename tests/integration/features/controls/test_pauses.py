@@ -101,8 +101,8 @@ async def test_a_pause_returns_when_what_was_under_way_has_landed(
             if claiming.seen_cnt == 1:
                 raise DatabaseUnavailable("no answer")
 
-        claiming = between(worker.parts.sender, "claim", before=lose if is_lost else hold)
-        between(worker.parts.recovery, "run_statuses", before=hold)  # the last look at what a lost claim took
+        claiming = between(bench.store, "claim", before=lose if is_lost else hold)
+        between(bench.store, "run_statuses", before=hold)  # the last look at what a lost claim took
         await bench.client.publish("other", key="1")
         under_way = worker.parts.recovery.jobs if is_lost else worker.parts.claimer._in_flight
         await until(lambda: under_way, message="under way")
@@ -241,7 +241,7 @@ async def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
                 until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
                 await until(lambda: client.server_time() > until_when, message="run out")
 
-        claiming = between(parts.sender, "claim", before=wait)
+        claiming = between(bench.store, "claim", before=wait)
         bench.worker.parts.pinger.beat_now()
         await bench.client.publish("other", key="1")
         await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="landed")

@@ -376,7 +376,7 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
         )
 
     async with working(gauge.app) as bench:
-        between(bench.worker.parts.sender, "settle", before=revive)
+        between(bench.store, "settle", before=revive)
         await until(lambda: gauge.running["all"] > 0, message="the other one is rescued")
         pool = mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {}
         assert sorted(entry["task_id"] for entry in pool["running"]) == ids
@@ -705,7 +705,7 @@ async def test_a_claim_that_comes_too_late_for_its_permit_is_not_valid(
                 (entry,) = (bench.mongo[database_name]["places"].find_one({"_id": QUEUE.id}) or {})["running"]
                 await until(lambda: client.server_time() > entry["claim_by"], message="too late")
 
-        claiming = between(parts.sender, "claim", before=wait)
+        claiming = between(bench.store, "claim", before=wait)
         await publish(bench, 1)
         await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="landed")
         assert parts.sender.lost_cnt == 1
@@ -732,7 +732,7 @@ async def test_a_task_that_comes_under_another_limit_amid_its_claim_needs_its_pe
             if claiming.seen_cnt == 1:
                 bench.tasks.update_one({"_id": "work:0"}, {"$set": change})
 
-        claiming = between(bench.worker.parts.sender, "claim", before=move)
+        claiming = between(bench.store, "claim", before=move)
         await publish(bench, 1, limit_key="a")
         await bench.status("work:0", "SUCCESS")
         await until(lambda: is_free(bench, pool), 5.0, "it was taken, and given back")

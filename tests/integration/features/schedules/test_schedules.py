@@ -185,10 +185,11 @@ def test_validator_wants_a_revision(client: Client, store: SyncStore) -> None:
 
 
 class Refused:
-    """A store that moves one schedule on never, and counts how often that is tried."""
+    """Has a store move one schedule on never, and counts how often that is tried."""
 
     def __init__(self, store: AsyncStore, schedule_id: str) -> None:
-        self._store = store
+        self._run = store.run
+        vars(store)["run"] = self.run
         self._schedule_id = schedule_id
         self.tried_cnt = 0
 
@@ -197,7 +198,7 @@ class Refused:
             self.tried_cnt += 1
             operation.close()
             return None
-        return await self._store.run(operation)
+        return await self._run(operation)
 
 
 async def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
@@ -205,9 +206,8 @@ async def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
 ) -> None:
     client.add_schedule("good", "report", EVERY_SECOND)
     client.add_schedule("stuck", "report", EVERY_SECOND)
-    async with scheduling_by(mongo_uri, database_name, 1) as (scheduler,):
-        place: Any = scheduler
-        place._store = refused = Refused(place._store, "stuck")
+    async with scheduling_by(mongo_uri, database_name, 1) as ((_, its_store),):
+        refused = Refused(its_store, "stuck")
         await until(lambda: refused.tried_cnt, message="it is due")
         before = len(keys(store))
         await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
@@ -246,7 +246,7 @@ async def test_each_firing_exists_once_however_many_schedulers_run(
     added = client.add_schedule("s", "report", EVERY_SECOND, catch_up="all")
     async with scheduling_by(mongo_uri, database_name, 5) as schedulers:
         await until(lambda: len(keys(store)) >= 6, message="six firings")
-        for scheduler in schedulers:
+        for scheduler, _ in schedulers:
             scheduler.stop()
     found = client.get_schedule("s").schedule_state
     published = list(store.tasks.find({}, sort=[("task_state.start_time", 1)]))
@@ -344,14 +344,15 @@ async def test_jitter_delays_the_task_and_not_its_key(
 
 
 class Dying:
-    """A store, and with it whose it is, that hangs when it has written down a firing, before its task is published."""
+    """Has a store hang, and with it whose it is, when a firing is written down, before its task is published."""
 
     def __init__(self, store: AsyncStore, dead: list[Dying]) -> None:
-        self._store = store
+        self._run = store.run
+        vars(store)["run"] = self.run
         self._dead = dead
 
     async def run(self, operation: Any) -> Any:
-        result = await self._store.run(operation)
+        result = await self._run(operation)
         if operation.__name__ == "advance" and result and not self._dead:
             self._dead.append(self)
         if self in self._dead:
@@ -367,9 +368,8 @@ async def test_schedulers_go_on_where_one_dies_in_mid_firing(
     async def die_of_it() -> None:
         dead: list[Dying] = []
         async with scheduling_by(mongo_uri, database_name, 2) as schedulers:
-            for scheduler in schedulers:  # whichever fires first dies of it
-                place: Any = scheduler
-                place._store = Dying(place._store, dead)
+            for _, its_store in schedulers:  # whichever fires first dies of it
+                Dying(its_store, dead)
             await until(lambda: dead, message="one dies")
             before = len(keys(store))
             await until(lambda: len(keys(store)) >= before + 3, message="the other fires")

@@ -240,8 +240,7 @@ async def test_process_frozen_before_it_publishes_does_not_publish_what_was_done
     schedule = client.add_schedule("once", "report", due := client.server_time())
     key = schedule.key_of(due.replace(microsecond=due.microsecond // 1000 * 1000))
     removed, thawed = asyncio.Event(), asyncio.Event()
-    async with scheduling_by(mongo_uri, database_name, 1) as (frozen,):
-        place: Any = frozen
+    async with scheduling_by(mongo_uri, database_name, 1) as ((_, its_store),):
 
         async def freeze() -> None:
             if store.collections["schedules"].find_one({"_id": "once", "schedule_state.pending.0": {"$exists": 1}}):
@@ -251,7 +250,7 @@ async def test_process_frozen_before_it_publishes_does_not_publish_what_was_done
             if removed.is_set():
                 thawed.set()
 
-        between(place, "publish", before=freeze, after=thaw)
+        between(its_store, "publish", before=freeze, after=thaw)
         await until(lambda: client.get_schedule("once").schedule_state.pending, message="it is written down")
         async with scheduling_by(mongo_uri, database_name, 1):
             await until(lambda: keys(store) == [key], message="another publishes")
@@ -303,7 +302,7 @@ async def test_scheduler_forgets_schedules_that_fire_no_more_and_all_but_the_new
         client.add_schedule(f"once-{number}", "report", client.server_time())
         client.add_schedule(f"hourly-{number}", "report", HOUR)
         set_next(store, f"hourly-{number}", client.server_time())
-    async with scheduling_by(mongo_uri, database_name, 1) as (scheduler,):
+    async with scheduling_by(mongo_uri, database_name, 1) as ((scheduler, _),):
         await until(lambda: scheduler.fired_cnt == 12, message="all fire")
         assert len(scheduler._made) == 3
         assert all(name.startswith("hourly") for name in scheduler._made)

@@ -250,7 +250,7 @@ async def runs(bench: Bench) -> None:
     )
     await client.publish("transact", {"fails": True}, key="late")
     assert (await client.wait("transact", "late")).returns_lost
-    await client._run(transactions.lose_returns_of(transactions.OwedReturns(["transact:k"]), ["a dead worker"]))
+    await bench.store.run(transactions.lose_returns_of(transactions.OwedReturns(["transact:k"]), ["a dead worker"]))
     await client.publish_many([TaskSpec("hold", key=key, ping_interval_ms=100) for key in "abc"])
     for key in "abc":
         state = await bench.status(f"hold:{key}", "RUNNING")

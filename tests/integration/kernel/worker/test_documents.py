@@ -424,7 +424,7 @@ async def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its
 
 
 async def test_malformed_documents_are_examined_one_by_one(bench: Bench) -> None:
-    read = between(bench.worker.parts.quarantine, "read")
+    read = between(bench.store, "read", only=lambda given: "document_id" in given)
     keys = [f"bad-{number}" for number in range(30)]
     insert(bench, *(changed(key, task_state__status=7) for key in keys))
     bench.worker.parts.scans.ask_full()

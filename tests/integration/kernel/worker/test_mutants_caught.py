@@ -163,12 +163,12 @@ async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answ
         await asyncio.sleep(0.5)
 
     async with working(app) as bench:
-        between(bench.worker.parts.sender, "claim", before=note, after=linger)
+        between(bench.store, "claim", before=note, after=linger)
         await bench.client.publish("work", {}, key="1", ping_interval_ms=1_000)
         (run,) = await until(lambda: runs)
         assert run.trusted_until <= trusted_until(asked[0], run.lease_ms)
 
-        real = bench.worker.parts.pinger._store.run
+        real = bench.pings.run
 
         def answer_late(operation: Generator[Any, Any, T]) -> T:
             sent = monotonic()
@@ -178,7 +178,7 @@ async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answ
                 pinged.append(sent)
             return answer
 
-        bench.worker.parts.pinger._store.run = answer_late  # type: ignore[method-assign, assignment]
+        bench.pings.run = answer_late  # type: ignore[method-assign, assignment]
         before = run.trusted_until
         trusted = await until(lambda: run.trusted_until > before and run.trusted_until)
         assert any(trusted <= trusted_until(sent, run.lease_ms) for sent in pinged)
@@ -205,7 +205,7 @@ async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_th
         def be_unavailable(_: object) -> None:
             raise DatabaseUnavailable("cut off")
 
-        bench.worker.parts.pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
+        bench.pings.run = be_unavailable  # type: ignore[method-assign, assignment]
         bench.stop_scans()  # they look at what is held, through a connection that this test leaves open
         await bench.client.publish("work", {}, key="1", ping_interval_ms=300, worker_timeout_ms=1_500)
         await until(started.is_set)
@@ -236,10 +236,10 @@ async def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_an
 
 
 class _LateClaim:
-    """A store whose first claim is not answered, and is carried out only after the last read-back."""
+    """The `run` of a store whose first claim is not answered, and is carried out only after the last read-back."""
 
     def __init__(self, store: AsyncStore) -> None:
-        self._store = store
+        self._run = store.run
         self._late: Generator[Any, Any, Any] | None = None
         self.reads = 0
         self.is_carried_out = False
@@ -248,11 +248,11 @@ class _LateClaim:
         if _name(operation) == "claim" and self._late is None:
             self._late = operation
             raise DatabaseUnavailable("no answer")
-        result = await self._store.run(operation)
+        result = await self._run(operation)
         if _name(operation) == "claimed":
             self.reads += 1
             if self.reads == len(claim._READ_AGAIN_AFTER) + 1 and self._late is not None:
-                self.is_carried_out = bool(await self._store.run(self._late))
+                self.is_carried_out = bool(await self._run(self._late))
         return result
 
 
@@ -262,8 +262,8 @@ async def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
     """It is waited for as long as it can come true; here until the worker stops."""
     monkeypatch.setattr(claim, "_SETTLED", _FAR.total_seconds())
     async with working(app) as bench:
-        late: Any = _LateClaim(bench.worker.parts.sender._store)
-        bench.worker.parts.sender._store = bench.worker.parts.recovery._store = late
+        late = _LateClaim(bench.store)
+        vars(bench.store)["run"] = late.run
         await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
         await until(lambda: late.is_carried_out, message="the claim has come true")
         bench.worker.stop()

@@ -200,7 +200,7 @@ async def test_run_whose_lease_was_lost_while_it_waited_is_not_started(working: 
         def be_unavailable(_: object) -> None:
             raise DatabaseUnavailable("cut off")
 
-        bench.worker.parts.pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
+        bench.pings.run = be_unavailable  # type: ignore[method-assign, assignment]
         bench.stop_scans()
         leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
         # What runs keeps its lease: with it, it would lose its slot to what waits.

@@ -89,7 +89,7 @@ async def test_group_that_fails_half_way_is_read_back_as_soon_as_it_can_be_and_r
             if next(refusals, None) is not None:
                 raise DatabaseUnavailable("not now")
 
-        between(bench.worker.parts.recovery, "claimed", before=be_unavailable)
+        between(bench.store, "claimed", before=be_unavailable)
         with bench.backed_up():
             for key in ("1", "2", "4", "5"):
                 await bench.client.publish("work", {}, key=key)
@@ -118,7 +118,8 @@ async def test_document_that_cannot_be_started_does_not_keep_the_others_of_its_g
                 await bench.client.publish("work", {}, key=key)
             await until(lambda: len(bench.worker.parts.queue) == 3)
             # The end of the run that cannot be started is not written at first: nor need it be.
-            stepped = between(bench.worker.parts.quarantine, "finish", before=be_unavailable)
+            is_its = {"only": lambda given: given["outcomes"][0].task_id == "work:1"}
+            stepped = between(bench.store, "finish", before=be_unavailable, **is_its)
         bench.worker.parts.claimer.wake()
         for key in ("2", "3"):
             await bench.status(f"work:{key}", "SUCCESS")
@@ -142,7 +143,7 @@ async def test_document_marked_as_malformed_between_its_claim_and_the_reading_of
             await bench.client.publish("work", {}, key="2")
             await until(lambda: len(bench.worker.parts.queue) == 2)
             bench.worker.parts.adoption.are_simple = False  # the long statement takes no offence at it
-            stepped = between(bench.worker.parts.sender, "claim", amid=mark)
+            stepped = between(bench.store, "claim", amid=mark)
         bench.worker.parts.claimer.wake()
         await bench.status("work:2", "SUCCESS")
         await until(lambda: bench.tasks.count_documents({"_id": "work:1", "task_state.status": "FAIL"}))
@@ -162,7 +163,7 @@ async def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_bef
                     "work", key, worker_timeout_ms=600_000, ping_interval_ms=300_000
                 )  # fmt: skip
 
-        between(bench.worker.parts.sender, "claim", amid=change_options)
+        between(bench.store, "claim", amid=change_options)
         with bench.backed_up():
             for key in ("1", "2"):
                 await bench.client.publish("work", {}, key=key, worker_timeout_ms=4000, ping_interval_ms=500)
@@ -228,7 +229,7 @@ async def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapse
             if next(steps, None) == "hear":
                 await bench.heard(heard)
 
-        between(bench.worker.parts.sender, "claim", before=lose, after=hear)
+        between(bench.store, "claim", before=lose, after=hear)
         await bench.client.publish(
             "work", {}, key="1", worker_timeout_ms=3000, ping_interval_ms=500, unexpected_retry_delay_ms=0
         )
@@ -273,9 +274,9 @@ async def test_hint_heard_while_a_look_is_under_way_is_kept(working: Working, st
                 assert store.run(claims.finish([outcome]))
                 await bench.heard(heard)
                 await until(lambda: not bench.worker.parts.questions.suspects, message="the hint is looked at")
-                await bench.worker.parts.scans._store.run(finding.look([task_id]))  # later than its own look
+                await bench.store.run(finding.look([task_id]))  # later than its own look
 
-        looks = between(bench.worker.parts.sender, "still_due", before=be_held, after=be_handed_back)
+        looks = between(bench.store, "still_due", before=be_held, after=be_handed_back)
         await bench.client.publish("work", {}, key=key)
         await bench.status(task_id, "SUCCESS")
         assert looks.seen_cnt >= 1
@@ -301,7 +302,7 @@ async def test_tasks_that_were_looked_at_and_left_to_others_keep_nothing_busy(
             is_first = False
             store.run(claims.claim([f"work:{key}" for key in taken], "peer", "of-peer"))
 
-        between(bench.worker.parts.sender, "still_due", before=be_taken)
+        between(bench.store, "still_due", before=be_taken)
         await bench.client.publish_many([TaskSpec("work", {}, key=key) for key in keys])
         for key in left:
             await bench.status(f"work:{key}", "SUCCESS")

@@ -79,7 +79,7 @@ async def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
         await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
         await until(lambda: len(kept) == task_cnt)
         finisher = bench.worker.parts.finisher
-        between(finisher, "finish", **{"after" if is_stored else "before": lose_answer})
+        between(bench.store, "finish", **{"after" if is_stored else "before": lose_answer})
         go_on.set()
         await until(lambda: finisher.finished_cnt + finisher.lost_cnt == task_cnt)
         assert (finisher.finished_cnt, finisher.lost_cnt) == ((task_cnt, 0) if is_stored else (0, task_cnt))
@@ -291,7 +291,7 @@ async def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_o
             await bench.client.cancel("work", "0")
             await bench.heard(count)
 
-        between(bench.worker.parts.sender, "claim", after=cancel)
+        between(bench.store, "claim", after=cancel)
         with bench.backed_up():
             for key in range(task_cnt):  # no ping tells of it in the time that this test has
                 await bench.client.publish(

@@ -174,7 +174,7 @@ async def test_what_is_told_while_a_ping_is_under_way_is_written_too(
         await gate.wait()
 
     async with working(app) as bench:
-        store = bench.worker.parts.pinger._store
+        store = bench.pings
         run = store.run
 
         def run_and_tell(operation: Any) -> Any:

@@ -153,9 +153,8 @@ async def test_dependents_callbacks_and_the_next_task_wait_for_the_value(working
         ids = ["go_on_async:f/first", "go_on_as_read:1"]
         for task_id in ids:
             await is_final(bench, task_id)
-        client = bench.client
-        await client._run(settling.settle_all(ids))
-        await client._run(callbacks.settle_all(ids))
+        await bench.store.run(settling.settle_all(ids))
+        await bench.store.run(callbacks.settle_all(ids))
         assert bench.state("read:f/second")["status"] == "WAITING"
         assert bench.tasks.count_documents({"name": "mtask/callback"}) == 0
         assert bench.tasks.count_documents({"name": "read", "chain": {"$exists": True}}) == 0
@@ -283,7 +282,7 @@ async def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the
                     flow.add("second", "read", after=[first])
                     await bench.client.publish_flow(flow)
                 await bench.status(task_id, "SUCCESS")
-                await bench.client._run(settling.settle_all([task_id]))
+                await bench.store.run(settling.settle_all([task_id]))
                 with pytest.raises(WaitTimeout):
                     await bench.client.wait("seat", key, timeout=0.1)
                 assert "expire_time" not in bench.document(task_id)
@@ -303,12 +302,11 @@ async def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the
 
 async def commit_elsewhere(bench: Bench, worker: workers.Registration, task_id: str) -> str:
     """Let another worker commit the SUCCESS of a task; return the run_id. Its handler is still to return."""
-    client = bench.client
-    await client._run(workers.register(worker))
-    await client._run(claims.claim([task_id], worker.worker_id, worker.incarnation))
+    await bench.store.run(workers.register(worker))
+    await bench.store.run(claims.claim([task_id], worker.worker_id, worker.incarnation))
     run_id = f"{worker.incarnation}-0"
     outcome = Outcome(task_id, run_id, RunStatus.SUCCESS, returns_owed_by=worker.incarnation)
-    assert await client._run(claims.finish_in_transaction(outcome))
+    assert await bench.store.run(claims.finish_in_transaction(outcome))
     return run_id
 
 
@@ -419,12 +417,11 @@ async def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_
             await bench.client.result("elsewhere", "dead")
         await bench.status("read:dead/second", "FAIL")
         await until(lambda: bench.tasks.count_documents({"name": "mtask/callback"}) == 1)
-        client = bench.client
-        assert not await client._run(transactions.store_return("elsewhere:dead/first", runs["dead"], "too late"))
+        assert not await bench.store.run(transactions.store_return("elsewhere:dead/first", runs["dead"], "too late"))
         for task_id in ("elsewhere:live", "elsewhere:live/first"):
             assert run_in(bench, task_id)["returns_owed_by"] == "incarnation-live"
         assert bench.state("read:live/second")["status"] == "WAITING"
         last = workers.Heartbeat(WorkerStatus.STOPPED, 0, 0, [])
-        await client._run(workers.heartbeat(registered("live", timedelta(hours=1)), last))
+        await bench.store.run(workers.heartbeat(registered("live", timedelta(hours=1)), last))
         with pytest.raises(ResultLost, match="died or stopped"):
             await bench.client.result("elsewhere", "live")

@@ -148,7 +148,7 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
     async def scenario() -> None:
         async with working(app) as bench:
             watch.over(bench)
-            between(bench.worker.parts.sender, "claim", after=lose_some_replies)
+            between(bench.store, "claim", after=lose_some_replies)
             for concurrency in (1, 1, 3):
                 await drained_by(bench, concurrency)
 
