@@ -59,12 +59,7 @@ _WRONG_STEPS: list[Document] = [
 ]
 _MARK: Document = {"asked_time": _NOW, "call_id": "c"}
 _GATHER: Document = {"kind": "latest", "newest": _MARK}
-_NEXT_ROUND: Document = {
-    "params": None,
-    "queue": "default",
-    "task_option": TaskOption().stored(),
-    "gather": _GATHER,
-}
+_NEXT_ROUND: Document = {"params": None, "queue": "default", "task_option": TaskOption().stored(), "gather": _GATHER}
 _WRONG_GATHERS: list[Document] = [
     {"kind": "some"},
     {"newest": {"asked_time": _NOW}},

@@ -96,11 +96,7 @@ async def test_params_keep_their_types_and_answers_have_the_documented_form(serv
     document = read.json()
     TaskDocument.model_validate(document)
     assert document["params"] == params
-    assert (document["queue"], document["lookup"], document["task_option"]["priority"]) == (
-        "mail",
-        {"user_id": [7]},
-        5,
-    )
+    assert (document["queue"], document["lookup"], document["task_option"]["priority"]) == ("mail", {"user_id": [7]}, 5)
     stored = await server.client.get("echo", "a")
     assert stored.params["when"].year == 2030
     assert stored.task_state.start_time is not None

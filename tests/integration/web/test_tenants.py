@@ -101,11 +101,7 @@ async def test_lists_and_counts_of_tenants_lie_apart(server: Serving, store: Syn
         first = (await server.ask("GET", "/v1/tasks?limit=2", token=tenant)).json()
         rest = (await server.ask("GET", f"/v1/tasks?cursor={first['next_cursor']}", token=tenant)).json()
         assert len(first["tasks"] + rest["tasks"]) == count
-        for query, there in (
-            ("?key_prefix=k", count),
-            ("?key_prefix=umbra:", 0),
-            ("?key=k0", 1),
-        ):
+        for query, there in (("?key_prefix=k", count), ("?key_prefix=umbra:", 0), ("?key=k0", 1)):
             found = (await server.ask("GET", f"/v1/tasks{query}", token=tenant)).json()["tasks"]
             assert len(found) == there, (tenant, query)
         assert len((await server.ask("GET", "/v1/tasks?params.n=1", token=tenant)).json()["tasks"]) == 1
@@ -201,10 +197,7 @@ async def test_name_that_would_move_the_border_of_a_tenant_is_refused(server: Se
 
 
 async def test_flows_of_tenants_lie_apart(server: Serving) -> None:
-    flow = {
-        "key": "f",
-        "steps": [{"step": "one", "name": "echo"}, {"step": "two", "name": "echo", "after": ["one"]}],
-    }
+    flow = {"key": "f", "steps": [{"step": "one", "name": "echo"}, {"step": "two", "name": "echo", "after": ["one"]}]}
     for tenant in BOTH:
         made = await server.ask("POST", "/v1/flows", token=tenant, json=flow)
         assert (made.status_code, made.json()["task_ids"]) == (201, ["echo:f/one", "echo:f/two"])

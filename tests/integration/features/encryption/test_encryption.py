@@ -62,10 +62,7 @@ def _changed(value: Any) -> Binary:
         (lambda sealer, _: sealer.seal("tenant:acme", "a", "acme:2", PARAMS, 1), "another task or field"),
         (lambda sealer, _: sealer.seal("tenant:acme", "b", "acme:1", PARAMS, 1), "another task or field"),
         (lambda sealer, _: sealer.seal("tenant:acme", "a", "acme:1", "returns", 1), "another task or field"),
-        (
-            lambda sealer, _: sealer.seal("tenant:other", "a", "acme:1", PARAMS, 1),
-            "not that of the task's queue",
-        ),
+        (lambda sealer, _: sealer.seal("tenant:other", "a", "acme:1", PARAMS, 1), "not that of the task's queue"),
         (lambda sealer, _: sealer.vault.encrypt("tenant:acme", {"x": 1}), "no value of mtask"),
         (lambda sealer, _: sealer.seal_of_schedule("tenant:acme", "a", "acme:1", 1), "another task or field"),
         (lambda sealer, _: sealer.seal_of_schedule("tenant:acme", "a", "acme", 1), "another task or field"),

@@ -73,20 +73,14 @@ class Gauge:
 @asynccontextmanager
 async def two_workers(working: Working, app: App) -> AsyncIterator[Bench]:
     """Run two workers; return the first one's bench."""
-    async with (
-        working(app, worker_id="w1") as bench,
-        working(app, worker_id="w2"),
-    ):
+    async with working(app, worker_id="w1") as bench, working(app, worker_id="w2"):
         yield bench
 
 
 @asynccontextmanager
 async def one_of_two_runs(working: Working, gauge: Gauge) -> AsyncIterator[Bench]:
     """Run two workers that know each other, and a task that waits at the gate; return the first one's bench."""
-    async with (
-        working(gauge.app, worker_id="w1") as bench,
-        working(gauge.app, worker_id="w2") as other,
-    ):
+    async with working(gauge.app, worker_id="w1") as bench, working(gauge.app, worker_id="w2") as other:
         ledgers = [each.worker.parts.scope.ledger for each in (bench, other)]
         await until(lambda: all(ledger.has_peers for ledger in ledgers), message="they know each other")
         await publish(bench, 1)
@@ -541,10 +535,7 @@ async def test_permits_that_an_answer_leaves_free_are_asked_for_at_once(
     peer.task(name="other")(lambda: None)
     gauge.gate.clear()
     client.limit("default", concurrency=4)
-    async with (
-        working(peer, worker_id="peer"),
-        working(gauge.app, worker_id="w1") as bench,
-    ):
+    async with working(peer, worker_id="peer"), working(gauge.app, worker_id="w1") as bench:
         ghosts = [Wanted(f"ghost:{number}") for number in range(4)]
         await bench.worker.parts.scope.store.run(permits.take([PermitRequest(QUEUE, limit, ghosts)], "g", "g"))
         await publish(bench, 6)
@@ -563,10 +554,7 @@ async def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_o
     gauge = Gauge()
     gauge.gate.clear()
     client.limit("default", concurrency=1)
-    async with (
-        working(gauge.app, worker_id="w1") as one,
-        working(gauge.app, worker_id="w2") as two,
-    ):
+    async with working(gauge.app, worker_id="w1") as one, working(gauge.app, worker_id="w2") as two:
         benches = {"w1": one, "w2": two}
         await publish(one, 1)
         await until(lambda: gauge.running["all"] == 1, message="one runs")

@@ -18,10 +18,7 @@ async def test_two_workers_are_told_by_who_holds_the_permit_and_who_waits(workin
     async def work() -> None:
         await gate.wait()
 
-    async with (
-        working(app, worker_id="w1") as bench,
-        working(app, worker_id="w2"),
-    ):
+    async with working(app, worker_id="w1") as bench, working(app, worker_id="w2"):
         await bench.client.limit("default", concurrency=1)
         await bench.client.publish("work", key="first")
         await bench.status("work:first", "RUNNING")

@@ -145,10 +145,7 @@ async def test_a_lapsed_run_counts_once_at_the_worker_that_closes_it(
     working: Working, database_name: str, mongo: Client, retries: int
 ) -> None:
     store = SyncStore(mongo, database_name)
-    async with (
-        working(lapsing, worker_id="w1") as bench,
-        working(lapsing, worker_id="w2") as other,
-    ):
+    async with working(lapsing, worker_id="w1") as bench, working(lapsing, worker_id="w2") as other:
         with bench.backed_up(), other.backed_up():
             for number in range(5):
                 stores.publish(store, str(number), max_unexpected_retries=retries, unexpected_retry_delay_ms=0)

@@ -111,11 +111,7 @@ def test_malformed_schedules_starve_no_others(
 
 
 def test_log_tells_of_many_schedules_that_cannot_be_fired_in_a_few_lines(
-    client: Client,
-    store: SyncStore,
-    mongo_uri: str,
-    database_name: str,
-    caplog: pytest.LogCaptureFixture,
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(client, store, "malformed", 450, **_UNKNOWN)
     client.add_schedule("good", "report", EVERY_SECOND)

@@ -245,11 +245,7 @@ async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
         for number in (f"{step} {round_}" for round_ in range(4)):  # whatever wakes the loops
             insert(bench, good(number), changed(f"bad-{number}", task_state__status=7))
             bench.worker.parts.scans.ask_full()
-            for loop in (
-                bench.worker.parts.limits,
-                bench.worker.parts.retention,
-                bench.worker.parts.controls,
-            ):
+            for loop in (bench.worker.parts.limits, bench.worker.parts.retention, bench.worker.parts.controls):
                 loop._wake.set()
             bench.worker.parts.questions.wake.set()
             bench.worker.parts.questions.ask_when_due("noop:none", monotonic())
@@ -313,10 +309,7 @@ async def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_b
 async def test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely(bench: Bench) -> None:
     worker: Any = bench.worker
     guard = worker.parts.controls.guard
-    worker.parts.controls.guard = lambda: {
-        **guard(),
-        "key": {"$ne": "never"},
-    }  # the server sees what the rules do not
+    worker.parts.controls.guard = lambda: {**guard(), "key": {"$ne": "never"}}  # the server sees what the rules do not
     insert(bench, good("never"))
     left_alone_until = worker.parts.quarantine.left_alone_until
     # Six losses bring the look at the whole of it; it looks well, and is left alone for long.

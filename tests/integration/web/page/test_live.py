@@ -86,11 +86,7 @@ async def test_all_pages_share_one_stream_and_its_end_follows_theirs(server: Ser
 
 
 async def test_tenant_hears_only_of_its_own_tasks(server: Serving) -> None:
-    async with (
-        visiting(server, "acme") as acme,
-        visiting(server, "umbra") as umbra,
-        visiting(server, "read") as all_of,
-    ):
+    async with visiting(server, "acme") as acme, visiting(server, "umbra") as umbra, visiting(server, "read") as all_of:
         async with listening(acme) as of_acme, listening(umbra) as of_umbra, listening(all_of) as of_all:
             for tenant, key in (("acme", "one"), ("umbra", "two"), (None, "three")):
                 await server.client.publish("echo", key=key, tenant=tenant, delay=3600)

@@ -118,10 +118,7 @@ def test_used_up_starts_tell_when_the_next_one_is_permitted() -> None:
 def test_pool_that_is_in_use_hands_its_free_permits_on_and_an_idle_one_is_conspicuous() -> None:
     (found,) = reasons(content(running=["a:1"], updated=after(-1)))
     assert texts([found]) == [
-        (
-            "limited",
-            "the limit of the queue 'default', 2 at once, is shared with tasks that go before it; 1 in use now",
-        )
+        ("limited", "the limit of the queue 'default', 2 at once, is shared with tasks that go before it; 1 in use now")
     ]
     assert [reason.code for reason in reasons(content(running=["a:1"]))] == ["not_taken"]
     assert [reason.code for reason in reasons(None)] == ["not_taken"]

@@ -222,10 +222,7 @@ async def test_value_of_a_round_before_a_rerun_is_stored_in_its_own_run(working:
         return await asyncio.to_thread(mine.pass_through)
 
     later.value = "the later value"
-    async with (
-        working(app) as bench,
-        working(app, "w2"),
-    ):
+    async with working(app) as bench, working(app, "w2"):
         try:
             await bench.client.publish("go_on", key="1")
             await is_final(bench, "go_on:1")
@@ -265,10 +262,7 @@ async def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the
         committed.set()
         return await asyncio.to_thread(gate.pass_through)
 
-    async with (
-        working(app) as bench,
-        working(app, "w2"),
-    ):
+    async with working(app) as bench, working(app, "w2"):
         try:
             for key in ("f/first", "alone"):
                 committed.clear()
