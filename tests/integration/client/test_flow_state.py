@@ -40,13 +40,6 @@ def store(mongo: Mongo, database_name: str) -> SyncStore:
     return stores.ready_store(mongo, database_name)
 
 
-@pytest.fixture
-def reader(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    """Give a sync client of the test's database."""
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
-
-
 def published(client: AnyClient | Client, key: str = "f", *, fail_fast: bool = False) -> None:
     """Publish a → b → c, and a clean-up after b that runs also after failures."""
     flow = Flow(key, max_unexpected_retries=0, fail_fast=fail_fast)
