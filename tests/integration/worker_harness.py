@@ -10,13 +10,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+import pytest
 from pymongo.read_concern import ReadConcern
 
 from mtask import App, AsyncClient
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.worker.discovery import fetch, fetch_loop, inbox, stream
 from mtask.kernel.worker.process.options import WorkerOptions
 from mtask.kernel.worker.process.worker import Worker
+from mtask.parts import assembly
 from tests.clients import with_options
 from tests.mongo import PATIENCE, Client, until
 
@@ -230,3 +233,17 @@ def between(store: AsyncStore, operation: str, **steps: Any) -> Between:
     """Insert a test's steps into the operations of this name: see `Between`."""
     vars(store)["run"] = (made := Between(store, operation, **steps)).run
     return made
+
+
+# --- the bounds of workers that a test makes small ----------------------------------------------------------------
+
+
+def set_queue_capacity(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let a worker that is built from now on hold so many due tasks."""
+    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", count)
+
+
+def set_horizon(monkeypatch: pytest.MonkeyPatch, horizon: timedelta) -> None:
+    """Let workers look for tasks that are due within this time, by scans and by the stream, and scan twice in it."""
+    for module in (fetch_loop, fetch, stream, inbox):
+        monkeypatch.setattr(module, "HORIZON", horizon)

@@ -20,8 +20,8 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery import fetch as batches_of
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.parts import assembly
 from tests.integration.features.isolation.bench import Isolated, Isolating
+from tests.integration.worker_harness import set_queue_capacity
 from tests.mongo import until
 
 CAPACITY = 20
@@ -38,7 +38,7 @@ def backlogged(
 
     The worker's queue holds 20 tasks. After its first scan, only refills bring more.
     """
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", CAPACITY)
+    set_queue_capacity(monkeypatch, CAPACITY)
     monkeypatch.setattr(scans, "HORIZON", timedelta(hours=1))
 
     @asynccontextmanager

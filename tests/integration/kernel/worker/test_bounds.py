@@ -11,14 +11,14 @@ import pytest
 from mtask import App, Client, Context, Retry, TaskSpec
 from mtask.errors import MAX_DELAY
 from mtask.kernel.driver.stores import SyncStore
-from tests.integration.worker_harness import Working
+from tests.integration.worker_harness import Working, set_queue_capacity
 from tests.mongo import until
 
 
 async def test_tasks_that_are_left_alone_do_not_fill_the_scans(
     working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtask.parts.assembly._QUEUE_CAPACITY", 40)
+    set_queue_capacity(monkeypatch, 40)
     app = App()
 
     @app.task

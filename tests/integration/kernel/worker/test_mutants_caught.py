@@ -22,13 +22,13 @@ from mtask.kernel.operations.change_stream import Stream
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, stream
+from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.running import claim
 from mtask.kernel.worker.running import leases as pinger
 from mtask.kernel.worker.running.run import HeldRun, trusted_until
 from tests.integration import stores
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, Working, between
+from tests.integration.worker_harness import Bench, Working, between, set_horizon
 from tests.mongo import PATIENCE, Client, eventually, fail_command, until
 
 T = TypeVar("T")
@@ -136,8 +136,7 @@ async def test_database_dropped_while_no_stream_is_open_is_set_up_again(
 async def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
     working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(seconds=0.5))
+    set_horizon(monkeypatch, timedelta(seconds=0.5))
     async with working(app) as bench:
         await bench.client.publish("work", {}, key="1", delay=timedelta(seconds=1.5))
         await bench.status("work:1", "SUCCESS")

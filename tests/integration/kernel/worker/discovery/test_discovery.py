@@ -13,13 +13,9 @@ from mtask import App, AsyncClient, Context, TaskSpec
 from mtask.errors import WorkerIdInUse
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import buffer as queue
-from mtask.kernel.worker.discovery import fetch as batches
-from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, stream
 from mtask.kernel.worker.discovery.fleet import Peers
-from mtask.parts import assembly
 from tests.integration.stores import register
-from tests.integration.worker_harness import Working
+from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
 from tests.mongo import PATIENCE, until
 from tests.workers import open_stage
 
@@ -70,9 +66,8 @@ async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger
 async def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_waiting(
     working: Working, mongo_uri: str, database_name: str, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(minutes=2))
+    set_queue_capacity(monkeypatch, 40)
+    set_horizon(monkeypatch, timedelta(minutes=2))
     async with AsyncClient(mongo_uri, database=database_name) as client:
         delay = timedelta(seconds=100)
         high = [TaskSpec("work", {}, key=f"high-{n}", priority=9, delay=delay) for n in range(60)]
@@ -87,8 +82,7 @@ async def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priorit
 async def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
     working: Working, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(seconds=1))
+    set_horizon(monkeypatch, timedelta(seconds=1))
     async with working(app) as bench:
         await bench.client.publish("work", {}, key="before")
         await bench.status("work:before", "SUCCESS")

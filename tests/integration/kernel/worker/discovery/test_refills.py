@@ -15,9 +15,8 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery import fetch as batches
-from mtask.parts import assembly
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, Working
+from tests.integration.worker_harness import Bench, Working, set_queue_capacity
 from tests.loops import in_loop
 from tests.mongo import until
 
@@ -99,7 +98,7 @@ async def worker(working: Working, store: SyncStore, monkeypatch: pytest.MonkeyP
 
     register(store, "idle", ["work"])
     queries = Queries()
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", CAPACITY)
+    set_queue_capacity(monkeypatch, CAPACITY)
     monkeypatch.setattr(finding, "scan", queries)
     async with working(app) as bench:
         parts = bench.worker.parts

@@ -10,11 +10,7 @@ import pytest
 from mtask import App, TaskSpec
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.worker.discovery import fetch as batches
-from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, stream
-from mtask.parts import assembly
-from tests.integration.worker_harness import Working
+from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
 from tests.mongo import PATIENCE
 
 
@@ -22,9 +18,8 @@ from tests.mongo import PATIENCE
 async def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
     working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch, lease_ms: int
 ) -> None:
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 50)
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(seconds=2))
+    set_queue_capacity(monkeypatch, 50)
+    set_horizon(monkeypatch, timedelta(seconds=2))
     app = App()
 
     @app.task

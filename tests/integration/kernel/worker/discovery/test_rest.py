@@ -17,9 +17,8 @@ from mtask.kernel.operations.change_stream import Density
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.discovery import stream
-from mtask.parts import assembly
 from tests import build
-from tests.integration.worker_harness import Bench, Working
+from tests.integration.worker_harness import Bench, Working, set_queue_capacity
 from tests.mongo import until
 
 #: So that nothing is found by a regular scan: each of them is half of it apart.
@@ -50,7 +49,7 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any traffic counts as dense, a few tasks are a backlog, and looks follow each other quickly."""
     monkeypatch.setattr(wakeups, "DENSE_FROM", 0.0)
     monkeypatch.setattr(wakeups, "DENSE_UNTIL", 0.0)
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
+    set_queue_capacity(monkeypatch, 40)
     monkeypatch.setattr(stream, "_FULL_EVERY", 1_000_000)
     monkeypatch.setattr(stream, "INTERVAL", 0.05)
     for module in (scans, batches, stream):

@@ -24,12 +24,10 @@ from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements.filters import of_shares
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans_module
-from mtask.kernel.worker.discovery import inbox, stream
 from mtask.kernel.worker.discovery.fleet import Peers
-from mtask.parts import assembly
 from tests.explaining import examined_by
 from tests.integration.stores import ready_store, register
-from tests.integration.worker_harness import Working
+from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
 from tests.mongo import Client, until
 
 BACKLOG = 400
@@ -111,9 +109,8 @@ def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Drain:
         return None
 
     async def drained(scans: Scans) -> Peers:
-        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-        for module in (scans_module, batches, stream, inbox):  # none is found by a regular scan
-            monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
+        set_queue_capacity(monkeypatch, 40)
+        set_horizon(monkeypatch, timedelta(minutes=5))  # none is found by a regular scan
         monkeypatch.setattr(finding, "scan", scans)
         async with working(app) as bench:
             with bench.backed_up():
