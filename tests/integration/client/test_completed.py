@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,29 +12,9 @@ from mtask.errors import InvalidInput
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
-from tests.clients import AnyClient, claim, fail, succeed
+from tests.clients import AnyClient, claim, fail, meanwhile, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, streams
-
-
-@contextmanager
-def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
-    """Do something in a thread while the block runs."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        assert not failed, failed
 
 
 def done(store: SyncStore, key: str, returns: Any = None) -> None:

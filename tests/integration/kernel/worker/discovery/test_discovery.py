@@ -20,17 +20,6 @@ from tests.mongo import PATIENCE, until
 from tests.workers import open_stage
 
 
-@pytest.fixture
-def app() -> App:
-    made = App()
-
-    @made.task
-    async def work(context: Context) -> str:
-        return context.worker_id
-
-    return made
-
-
 async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backlog(
     working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mtask import App, Context, TaskSpec
+from mtask import App, TaskSpec
 from mtask import Client as SyncClient
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations.change_stream import Stream
@@ -19,17 +19,6 @@ from tests.mongo import Client, until
 
 #: Longer than any test waits.
 _FOR_EVER = 3_600.0
-
-
-@pytest.fixture
-def app() -> App:
-    made = App()
-
-    @made.task
-    async def work(context: Context) -> str:
-        return context.worker_id
-
-    return made
 
 
 @pytest.fixture

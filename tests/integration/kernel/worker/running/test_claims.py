@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mtask import App, Context, RunStatus, TaskSpec
+from mtask import App, RunStatus, TaskSpec
 from mtask.errors import DatabaseUnavailable
 from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.stores import SyncStore
@@ -35,17 +35,6 @@ def insert(bench: Bench, document: Document) -> None:
 
 def runs_of(bench: Bench, task_id: str) -> list[tuple[str, str]]:
     return [(run["worker_id"], run["status"]) for run in bench.state(task_id)["worker_states"]]
-
-
-@pytest.fixture
-def app() -> App:
-    made = App()
-
-    @made.task
-    async def work(context: Context) -> str:
-        return context.worker_id
-
-    return made
 
 
 @pytest.fixture
