@@ -49,13 +49,14 @@ def quick() -> None:
 class Gauge:
     """An app whose one task says how many of it run at once, of all and of each key."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = True) -> None:
         self.app = App()
         self.running: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self.starts: list[float] = []
         self.gate = asyncio.Event()
-        self.gate.set()
+        if is_open:
+            self.gate.set()
         self.app.task(name="work")(self._work)
 
     async def _work(self, context: Context) -> None:
@@ -189,8 +190,7 @@ async def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
 async def test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_a_limit(
     working: Working, client: Client
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     gauge.app.task(name="apart", isolation="process")(quick)
     client.limit("default", concurrency=1)
     client.publish_many([TaskSpec("work", key=f"{n}") for n in range(600)])  # more than one scan brings
@@ -209,8 +209,7 @@ async def test_scan_for_tasks_of_executors_does_not_tell_what_else_waits_behind_
 
 
 async def test_never_more_at_once_than_the_limit_over_two_workers(working: Working, client: Client) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=3)
     async with two_workers(working, gauge.app) as bench:
         await publish(bench, 25)
@@ -224,8 +223,7 @@ async def test_never_more_at_once_than_the_limit_over_two_workers(working: Worki
 async def test_each_key_has_a_limit_of_its_own_and_what_has_none_is_not_bound_by_it(
     working: Working, client: Client
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", key_concurrency=1)
     async with two_workers(working, gauge.app) as bench:
         for key in ("a", "b"):
@@ -350,8 +348,7 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
     working: Working, database_name: str, mongo: Mongo, client: Client, store: SyncStore
 ) -> None:
     """A first read may be older than the ping, right after an election for example. The close then finds a live run."""
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=2)
     lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
     ids = ["work:lives on", "work:of the dead"]
@@ -384,8 +381,7 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
 async def test_a_limit_that_is_raised_or_removed_lets_what_waits_start_at_once(
     working: Working, client: Client, bound: int | None
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=2)
     async with working(gauge.app) as bench:
         await publish(bench, 8)
@@ -400,8 +396,7 @@ async def test_a_limit_that_is_raised_or_removed_lets_what_waits_start_at_once(
 async def test_an_unlimited_queue_beside_a_crowded_one_is_served(
     working: Working, database_name: str, client: Client
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("narrow", concurrency=1)
     async with working(gauge.app, queues=["narrow", "default"]) as bench:
         await publish(bench, 5, prefix="narrow", queue="narrow", priority=9)
@@ -431,8 +426,7 @@ def asked(bench: Bench) -> list[list[str]]:
 async def test_of_many_that_wait_for_one_permit_a_few_ask_at_a_time_the_most_urgent_first(
     working: Working, client: Client
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
     async with working(gauge.app) as bench:
         await publish(bench, 1)
@@ -456,8 +450,7 @@ def _was_refused(limits: Limits, pool: PermitPool, least: int) -> bool:
 
 
 async def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(working: Working, client: Client) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=3, key_concurrency=1)
     key = PermitPool("default", "k")
     async with working(gauge.app) as bench:
@@ -476,8 +469,7 @@ async def test_tasks_that_their_key_refuses_use_up_no_permit_of_the_queue(workin
 async def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_does_not_ask_at_once(
     working: Working, client: Client
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1, key_concurrency=1)
     async with working(gauge.app) as bench:
         await publish(bench, 1, limit_key="first")
@@ -497,8 +489,7 @@ async def test_what_its_key_admits_and_its_queue_does_not_keeps_no_permit_and_do
 async def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forgotten(
     working: Working, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
     async with working(gauge.app) as bench:
         await publish(bench, 1)
@@ -551,8 +542,7 @@ async def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_o
     working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was to see to its tasks itself, so nobody was called for them."""
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
     async with working(gauge.app, worker_id="w1") as one, working(gauge.app, worker_id="w2") as two:
         benches = {"w1": one, "w2": two}
@@ -602,8 +592,7 @@ async def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
     working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits_module, "_POLL", 600.0)
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
 
     def is_first(key: str) -> bool:
@@ -622,8 +611,7 @@ async def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_li
 ) -> None:
     """Others may take all that go before it, and then nobody would be called for it."""
     monkeypatch.setattr(limits_module, "_POLL", 600.0)
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
 
     def are_listed(*keys: str) -> bool:
@@ -730,8 +718,7 @@ async def test_a_run_that_its_worker_lets_go_of_keeps_its_permit_until_it_is_clo
     working: Working, client: Client
 ) -> None:
     """A lease is trusted no longer some time before it lapses: until then the run is live for all others."""
-    gauge = Gauge()
-    gauge.gate.clear()
+    gauge = Gauge(is_open=False)
     for queue in ("default", "other"):
         client.limit(queue, concurrency=1)
     async with working(gauge.app, queues=["default", "other"]) as bench:
