@@ -88,6 +88,15 @@ class Bench:
         """Wait until the change stream has reported more events than this number."""
         await until(lambda: self.worker.parts.stream.event_cnt > count, message="an event")
 
+    async def scanned(self) -> None:
+        """Wait until the stream is open and the full scan after its opening is over. The next follows after seconds."""
+        parts = self.worker.parts
+        await until(lambda: self.life.done() or (parts.stream.is_open and not parts.scans._is_full_due))
+
+    def others(self, name: str) -> tuple[str, ...]:
+        """Return the ids of the other workers that the worker knows to take tasks of this name."""
+        return self.worker.parts.ranks._peers._others.get(name, ())
+
     async def at_rest(self) -> None:
         """Wait until the worker is idle. Check that each slot was freed exactly once."""
         parts = self.worker.parts
@@ -159,9 +168,7 @@ async def working_on(
         bench.life = asyncio.create_task(worker.run())
         try:
             await until(lambda: worker.status is WorkerStatus.RUNNING or bench.life.done(), message="running")
-            # The scan after the opening of the stream is over. The next scan follows five seconds later.
-            parts = worker.parts
-            await until(lambda: bench.life.done() or (parts.stream.is_open and not parts.scans._is_full_due))
+            await bench.scanned()
             yield bench
         finally:
             worker.stop()

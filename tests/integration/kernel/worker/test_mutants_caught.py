@@ -96,11 +96,10 @@ async def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
     async with working(app) as bench:
-        of_worker = bench.worker.parts.scans
         indexes = set(bench.tasks.index_information())
         mongo.drop_database(database_name)
         await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
-        await until(lambda: not of_worker._is_full_due, message="scanned")
+        await bench.scanned()
         bench.stop_scans()
         new_stream = bench.worker.parts.stream
         heard = new_stream.event_cnt

@@ -179,7 +179,7 @@ async def test_worker_looks_for_malformed_tasks_when_its_stream_was_broken(
             await look()
             looked.set()
 
-        await until(lambda: parts.stream.is_open and not parts.scans._is_full_due, message="the first upkeep")
+        await bench.scanned()
         monkeypatch.setattr(parts.scans._janitor, "look_for_malformed", noted)
         parts.scans.ask_full()
         await until(looked.is_set, message="a full scan looks for malformed tasks")

@@ -55,7 +55,7 @@ async def ready(bench: Bench, peer_cnt: int) -> None:
     """Wait until the worker hears of tasks by its stream, and by nothing else, and knows its peers."""
     parts = bench.worker.parts
     await until(lambda: parts.stream.is_open, message="the stream is open")
-    await until(lambda: len(parts.ranks._peers._others.get("work", ())) == peer_cnt, message="the peers are known")
+    await until(lambda: len(bench.others("work")) == peer_cnt, message="the peers are known")
     bench.stop_scans()
 
 

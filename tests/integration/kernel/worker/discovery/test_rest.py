@@ -144,8 +144,7 @@ async def test_stream_is_open_again_after_the_backlog_and_misses_nothing(working
     async with resting(working, gate) as bench:
         gate.is_open.set()
         await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
-        await until(lambda: bench.worker.parts.stream.is_open, message="the stream is open")
-        await until(lambda: not bench.worker.parts.scans._is_full_due, message="the scan after its opening is over")
+        await bench.scanned()
         bench.stop_scans()
         await bench.client.publish("work", key="later")
         await bench.status("work:later", "SUCCESS")

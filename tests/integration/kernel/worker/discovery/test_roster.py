@@ -175,8 +175,7 @@ async def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
     app = App()
     app.task(name="work")(lambda: None)
     async with working(app) as bench:
-        parts = bench.worker.parts
-        scans: Any = parts.scans
+        scans: Any = bench.worker.parts.scans
         scan, scanned = scans._scan, []
 
         async def noted_scan(*, is_full: bool) -> None:
@@ -184,8 +183,7 @@ async def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
             await scan(is_full=is_full)
 
         async def known(*ids: str) -> None:
-            others = parts.ranks._peers._others
-            await until(lambda: parts.ranks._peers._others.get("work", ()) == ids, message=f"{ids}: {others}")
+            await until(lambda: bench.others("work") == ids, message=f"{ids} are known")
 
         scans._scan = noted_scan
         for worker_id in ("a", "b", "c"):
