@@ -47,7 +47,7 @@ def task(
         "key": key,
         "queue": "default",
         "params": None,
-        "task_option": TaskOption().stored() | option,
+        "task_option": {**TaskOption().stored(), **option},
         "task_state": {
             "status": "INIT",
             "create_time": time,
@@ -55,8 +55,8 @@ def task(
             "failed_cnt": 0,
             "cancel_requested": False,
             "worker_states": [*runs],
-        }
-        | state,
+            **state,
+        },
         "schema_version": 1,
         **fields,
     }
