@@ -30,7 +30,7 @@ from pymongo.errors import WriteError
 from mtask import App
 from mtask.kernel.driver.errors import NOT_STORABLE
 from mtask.kernel.driver.stores import CODEC, SyncStore
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, working_on
 from tests.mongo import Client, Document
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class Lab:
     def __enter__(self) -> Lab:
         logging.getLogger("mtask").addHandler(self._log)
         self._runner.get_loop().set_exception_handler(self._log.unhandled)
-        self.bench = self._runner.run(self._stack.enter_async_context(working(*self._given, **self._options)))
+        self.bench = self._runner.run(self._stack.enter_async_context(working_on(*self._given, **self._options)))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -21,7 +21,7 @@ from mtask.local import ReplicaSet
 from mtask.local.replication import ask, is_member_ready
 from tests.chaos.nemeses import breaks
 from tests.chaos.nemeses.breaks import Break
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, working_on
 from tests.mongo import Client, Document, eventually, until
 
 #: Servers that start, and elections among them, take long on a machine that is busy.
@@ -189,7 +189,7 @@ def test_each_failure_strikes_the_operation_of_a_worker_that_it_is_named_after(
         await asyncio.to_thread(armed.wait)
 
     async def scenario() -> None:
-        async with working(replica_set.uri, database, direct, app) as bench:
+        async with working_on(replica_set.uri, database, direct, app) as bench:
             failing = partial(breaks.failing, replica_set, database=database)
             with failing("claim", "connection closed", app=bench.app_name, times=1) as armed:
                 await publish(bench)
@@ -255,7 +255,7 @@ def test_killed_streams_and_sessions_are_replaced_and_nothing_is_missed(
         started.append(context.task.id)
 
     async def scenario() -> None:
-        async with working(replica_set.uri, database, direct, app) as bench:
+        async with working_on(replica_set.uri, database, direct, app) as bench:
             other: Document = {"$match": {"operationType": "insert"}}
             with direct["elsewhere"].watch([other]) as bystander:
                 for kill, strike in KILLS.items():

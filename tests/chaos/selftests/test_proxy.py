@@ -25,7 +25,7 @@ from mtask.local.replication import direct_client
 from tests.chaos.nemeses import wire
 from tests.chaos.nemeses.links import Direction, Link
 from tests.chaos.nemeses.network import ReplicaSetProxy
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, working_on
 from tests.mongo import PATIENCE, Client, Document, eventually
 
 APP = "victim"
@@ -472,7 +472,7 @@ def test_worker_goes_on_behind_the_proxy_after_every_fault_and_runs_no_task_twic
             await bench.status(task_id, "SUCCESS", PATIENCE)
 
     async def scenario() -> None:
-        async with working(proxy.uri, database, direct, app) as bench:
+        async with working_on(proxy.uri, database, direct, app) as bench:
             # Three clients with a monitor each per member; the one in use streams, on a connection of its own.
             await asyncio.to_thread(assert_all_behind, proxy, replica_set, bench.app_name, at_least=9)
             published: list[str] = []
