@@ -53,7 +53,7 @@ compiled: $(VENV)/.dev-ready
 
 .PHONY: faults-once
 faults-once: $(VENV)/.dev-ready
-	python -m tests.faults.chaos --once --seed 20 --rate 30 --folder build/chaos/short
+	python -m tests.chaos --once --seed 20 --rate 30 --folder build/chaos/short
 
 .PHONY: test-all
 test-all: ## The same with the long tests, which repeat what others prove with other kinds, processes and times
@@ -69,7 +69,7 @@ pythons-all: $(VENV)/.dev-ready ## The same on each other Python from 3.11 to 3.
 
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and check that nothing is lost: make chaos [MINUTES=15] [SEED=n]
-	python -m tests.faults.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+	python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 .PHONY: upgrade
 upgrade: $(VENV)/.dev-ready ## Roll workers from the former version to this one and back, under load: make upgrade [MINUTES=15] [SEED=n]

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -99,6 +100,15 @@ def open_store(uri: str, database: str) -> Iterator[SyncStore]:
         yield store
     finally:
         store.close()
+
+
+@contextmanager
+def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
+    """Do something in a thread while the block runs."""
+    with ThreadPoolExecutor(1) as executor:
+        under_way = executor.submit(work)
+        yield
+        under_way.result()
 
 
 def claim(store: SyncStore, task_id: str, worker_id: str = "worker-1") -> str:

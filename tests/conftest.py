@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -21,6 +23,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.local import ReplicaSet, temporary
 from tests.clients import open_store
 from tests.databases import Databases
+from tests.loops import run_test
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session
 from tests.mongo import Client as Mongo
 from tests.security import is_secure, security
@@ -47,6 +50,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("long") is not None]
     items[:] = [item for item in items if item.get_closest_marker("long") is None]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    run_test(pyfuncitem)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -80,6 +92,13 @@ def no_process_is_left() -> Iterator[None]:
     yield
     eventually(lambda: not processes_of_session(session), 40, f"no process left: {processes_of_session(session)}")
     del os.environ[SESSION_VARIABLE]
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    """Return the event loop of a test some of whose fixtures need one."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Finds processes that tests started, by an environment variable that child processes inherit."""
+"""Finds processes that tests started, by an environment variable that child processes inherit, and heeds signals."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def kill_marked(variable: str, value: str) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def heed_signals() -> None:
+    """Let SIGINT and SIGTERM end a long run as Ctrl-C does, with all that it has started.
+
+    A shell may have SIGINT ignored in the background, and by default SIGTERM ends a process without any cleaning up.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)

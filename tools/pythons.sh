@@ -22,10 +22,10 @@ short=(
     --ignore=tests/unit/house
     tests/parity/test_simple_parity.py
     tests/integration/client/test_transactions.py
-    tests/selftests/faults/test_proxy.py
+    tests/chaos/selftests/test_proxy.py
     tests/integration/kernel/worker/running/test_endings.py
     tests/integration/kernel/operations/test_writes_are_targeted.py
-    tests/acceptance/test_04_start_time_and_priority.py
+    tests/acceptance/test_starts_in_time_and_by_priority.py
 )
 
 # The full version, and the interpreter itself behind a link, a shim or a virtual environment.

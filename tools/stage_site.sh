@@ -12,5 +12,5 @@ source=build/site-source
 rm -rf "$source"
 mkdir -p "$source/assets"
 cp README.md CHANGELOG.md CONTRIBUTING.md LICENSE docker-compose.yml "$source"
-tar -c --exclude=node_modules --exclude=__pycache__ docs examples | tar -x -C "$source"
+tar -c --exclude=node_modules --exclude=__pycache__ docs examples tests/chaos/README.md | tar -x -C "$source"
 cp "$venv/share/mermaid/mermaid.min.js" "$source/assets"

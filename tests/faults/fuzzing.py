@@ -30,7 +30,7 @@ from pymongo.errors import WriteError
 from mtask import App
 from mtask.kernel.driver.errors import NOT_STORABLE
 from mtask.kernel.driver.stores import CODEC, SyncStore
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, working_on
 from tests.mongo import Client, Document
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ anything = st.one_of(_usual, _usual, foreign)
 
 
 #: How the last resorts of a worker tell in its log that something got through which should have been dealt with.
-LAST_RESORTS = ("goes on", "cannot be taken is examined", "could not be concluded", "bug in mtask", "Traceback")
+_LAST_RESORTS = ("goes on", "cannot be taken is examined", "could not be concluded", "bug in mtask", "Traceback")
 
 
 class Lab:
@@ -209,7 +209,7 @@ class Lab:
     def __enter__(self) -> Lab:
         logging.getLogger("mtask").addHandler(self._log)
         self._runner.get_loop().set_exception_handler(self._log.unhandled)
-        self.bench = self._runner.run(self._stack.enter_async_context(working(*self._given, **self._options)))
+        self.bench = self._runner.run(self._stack.enter_async_context(working_on(*self._given, **self._options)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,7 +266,7 @@ class _Resorts(logging.Handler):
         told = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None and "handler failed" not in told:
             told += " " + "".join(traceback.format_exception(record.exc_info[1]))
-        if any(sign in told for sign in LAST_RESORTS):
+        if any(sign in told for sign in _LAST_RESORTS):
             self.seen.append(told)
 
     def unhandled(self, _: Any, context: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from bson import ObjectId, Timestamp
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 
-from mtask.kernel.document.options import TaskOption
+from tests import build
 from tests.mongo import Document
 
 #: 1 January of the year 12000: beyond what Python's dates hold.
@@ -26,23 +26,7 @@ Change = Callable[[Document], None]
 
 def good(key: str, *, name: str = "noop", queue: str = "default", params: Any = None) -> Document:
     """Return a task that is due, as any driver could write it."""
-    return {
-        "_id": f"{name}:{key}",
-        "name": name,
-        "key": key,
-        "queue": queue,
-        "params": params,
-        "task_option": TaskOption().stored(),
-        "task_state": {
-            "status": "INIT",
-            "create_time": _PAST,
-            "next_preempt_time": _PAST,
-            "failed_cnt": 0,
-            "cancel_requested": False,
-            "worker_states": [],
-        },
-        "schema_version": 1,
-    }
+    return build.task(f"{name}:{key}", time=_PAST, queue=queue, params=params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +51,7 @@ def _with(path: str, value: Any, field: str | None = None) -> Malformation:
 
 
 def _run(**fields: Any) -> Document:
-    run = {
-        "run_id": "garbage",
-        "worker_id": "another",
-        "attempt": 1,
-        "status": "RUNNING",
-        "claim_time": _PAST,
-        "ping_expire_time": _FUTURE,
-        **fields,
-    }
+    run = build.run("RUNNING", _PAST, _FUTURE, run_id="garbage", worker_id="another") | fields
     return {name: value for name, value in run.items() if value is not _MISSING}
 
 

@@ -22,72 +22,64 @@ ENCRYPTION_MUTATIONS = (
     Mutation(
         "value-of-another-task-believed",
         "A reader does not look to which task an encrypted value belongs.",
-        (Edit(_CIPHER, "if not _owns(owner, found) or field", "if field"),),
+        (Edit(_CIPHER, "Cipher._decrypted", "not _owns(owner, found) or", ""),),
         (_REFUSED,),
     ),
     Mutation(
         "value-of-another-field-believed",
         "A reader does not look to which field an encrypted value belongs.",
-        (Edit(_CIPHER, ' or field != found.get("field"):', ":"),),
+        (Edit(_CIPHER, "Cipher._decrypted", 'or field != found.get("field")', ""),),
         (_REFUSED,),
     ),
     Mutation(
         "readable-value-in-an-encrypted-task-believed",
         "A reader takes a readable value in a task that says that it is encrypted.",
-        (Edit(_READABLE, "return sealed is not None or (", "return False or ("),),
+        (Edit(_READABLE, "must_be_sealed", "sealed is not None", "False"),),
         (_REFUSED,),
     ),
     Mutation(
         "readable-task-believed-where-encryption-is-prescribed",
         "A worker runs a readable task although its configuration says that such tasks must be encrypted.",
-        (Edit(_READABLE, "(prescribes is not None and prescribes(queue, key))", "False"),),
+        (Edit(_READABLE, "must_be_sealed", "(prescribes is not None and prescribes(queue, key))", "False"),),
         (_ENDED,),
     ),
     Mutation(
         "copied-lookup-believed",
         "A reader does not compare the lookups of a task with what its params say of them.",
-        (Edit(_DECRYPT, "if not entries or not told or None in told:", "if True:"),),
+        (Edit(_DECRYPT, "_check_lookups", "not entries or not told or None in told", "True"),),
         (_ENDED,),
     ),
     Mutation(
         "params-of-a-schedule-believed-in-any-task",
         "The params of a schedule pass in each task whose key begins like those of the schedule.",
-        (Edit(_IDENTITY, " and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None", ""),),
+        (Edit(_IDENTITY, "is_firing_of", "and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None", ""),),
         (_ENDED,),
     ),
     Mutation(
         "params-of-a-bulk-change-stored-readable",
         "The params by which a bulk change finds its tasks lie readable in the database for a week.",
-        (Edit(_BULK, "stored = yield from codec.stored_criteria(bulk_id, wanted)", "stored = wanted"),),
+        (Edit(_BULK, "plan.operation", "yield from codec.stored_criteria(bulk_id, wanted)", "wanted"),),
         (f"{_STORE}::test_params_of_a_bulk_change_are_encrypted_while_they_are_stored",),
     ),
     Mutation(
         "key-of-another-tenant-believed",
         "A reader decrypts with whatever data key a value names.",
-        (Edit(_CIPHER, "        if name not in key_names(owner.queues, owner.key):\n", "        if False:\n"),),
+        (Edit(_CIPHER, "Cipher._check_key", "name not in key_names(owner.queues, owner.key)", "False"),),
         (_REFUSED,),
     ),
     Mutation(
         "outcome-stored-readable",
         "A worker stores what a run returns as it is.",
-        (
-            Edit(
-                _RUNNER,
-                "stored = outcome if self._codec.is_plain else await self._encoded(run, outcome)",
-                "stored = outcome",
-            ),
-        ),
+        (Edit(_RUNNER, "Runner._live", "if self._codec.is_plain else await self._encoded(run, outcome)", ""),),
         (f"{_WORKER}::test_nothing_of_a_task_is_readable_in_the_database",),
     ),
     Mutation(
         "removed-key-forgotten",
         "A removed data key leaves nothing behind, so later tasks are stored readable.",
         (
-            Edit(_VAULT, 'erased = {"$unset": {_MATERIAL: 1,', 'erased = {"$unset": {"keyAltNames": 1, _MATERIAL: 1,'),
-            Edit(_VAULT, "is_removed=key_id is not None))", "is_removed=False))"),
-            Edit(
-                _VAULT, "return _Key(name, key_id, now + LASTS_WITHOUT", "return _Key(name, None, now + LASTS_WITHOUT"
-            ),
+            Edit(_VAULT, "Vault.remove", "_MATERIAL: 1", '"keyAltNames": 1, _MATERIAL: 1'),
+            Edit(_VAULT, "Vault._without", "key_id is not None", "False"),
+            Edit(_VAULT, "Vault._without", "name, key_id", "name, None"),
         ),
         (f"{_WORKER}::test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_readable",),
     ),
@@ -97,17 +89,18 @@ ENCRYPTION_MUTATIONS = (
         (
             Edit(
                 _KEYS,
-                '            return [{"sealed": None}]\n        if not self._left',
-                "            return []\n        if not self._left",
+                "Keys.guard",
+                'if self._codec.is_plain:\n    return [{"sealed": None}]',
+                "if self._codec.is_plain:\n    return []",
             ),
-            Edit(_KEYS, "            return True\n", "            return False\n"),
+            Edit(_KEYS, "Keys.skips", "True", "False"),
         ),
         (f"{_WORKER}::test_worker_without_keys_claims_nothing_encrypted",),
     ),
     Mutation(
         "lookup-encrypted-at-random",
         "Equal lookups give different bytes, so that no search finds them.",
-        (Edit(_VAULT, "_DETERMINISTIC if is_lookup else _RANDOM", "_RANDOM"),),
+        (Edit(_VAULT, "Vault.encrypt", "_DETERMINISTIC if is_lookup else", ""),),
         (f"{_STORE}::test_each_kind_of_client_encrypts_and_decrypts[sync]",),
     ),
 )

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from tests.faults.interrupts import heed_signals
 from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
@@ -49,7 +48,7 @@ from tests.faults.mutants_of_tracing import TRACING_MUTATIONS
 from tests.faults.mutants_of_web import WEB_MUTATIONS
 from tests.faults.mutants_of_worker import WORKER_MUTATIONS
 from tests.mongo import eventually
-from tests.processes import kill_marked, marked
+from tests.processes import heed_signals, kill_marked, marked
 
 MUTATIONS: tuple[Mutation, ...] = (
     *STORE_MUTATIONS,

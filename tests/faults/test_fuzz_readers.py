@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from mtask import Client
 from mtask.errors import MtaskError
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.errors import NOT_STORABLE
-from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.driver.stores import READING, SyncStore
+from mtask.kernel.worker.discovery.quarantine import malformation
 from mtask.settings import Settings
 from tests.faults import changing
 from tests.faults.changing import Chance
@@ -67,6 +69,10 @@ class Written:
             with suppress(WriteError, *NOT_STORABLE):
                 self._tasks.insert_one(document, bypass_document_validation=True)
                 self.ids.append(document["_id"])
+
+    def stored(self) -> list[Document]:
+        """Return them as the engine reads them."""
+        return list(self._tasks.with_options(codec_options=READING).find({"_id": {"$in": self.ids}}))
 
     def change(self) -> None:
         """Change some of each, one field by its path and the whole: the stream tells of both."""
@@ -134,6 +140,17 @@ def test_clients_get_over_documents_changed_at_random(
             with suppress(MtaskError):
                 found = call(name, key)
                 assert not isinstance(found, Task) or found.id == f"{name}:{key}"
+
+
+@fuzz(4, shrink=False)
+@given(seed=st.integers(0, 2**32))
+def test_the_doctor_names_each_document_that_is_malformed(
+    mongo: Mongo, database_name: str, client: Client, seed: int
+) -> None:
+    written = Written(mongo, database_name, seed)
+    written.insert()
+    named = [finding.fields.get(ids, ()) for finding in client.diagnose() for ids in ("task_ids", "marked_ids")]
+    assert {str(document["_id"]) for document in written.stored() if malformation(document)} <= {*chain(*named)}
 
 
 @fuzz(2, shrink=False)

@@ -1,13 +1,16 @@
-"""Fixtures for the command line."""
+"""Fixtures for the command line, and a worker in the process of the test."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mtask.settings import Settings
 from tests.integration.cli.commands import Commands
+from tests.integration.worker_harness import Working, working_on
+from tests.mongo import Client
 
 
 @pytest.fixture
@@ -31,3 +34,9 @@ def mtask(
     monkeypatch.setenv("MTASK_URI", mongo_uri)
     monkeypatch.setenv("MTASK_DATABASE", database_name)
     return Commands(mongo_uri, database_name, capsys)
+
+
+@pytest.fixture
+def working(mongo_uri: str, database_name: str, mongo: Client) -> Working:
+    """Return what runs a worker on the test's database: `async with working(app) as bench`."""
+    return partial(working_on, mongo_uri, database_name, mongo)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+import pytest
 from pymongo.read_concern import ReadConcern
 
 from mtask import App, AsyncClient, Encryption
 from mtask.kernel.document.status import WorkerStatus
-from mtask.kernel.driver.stores import AsyncStore
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.worker.discovery import fetch, fetch_loop, inbox, stream
+from mtask.parts import assembly
 from mtask.parts.assembly import Worker
 from mtask.parts.worker import WorkerOptions
 from tests.clients import with_options
@@ -22,6 +26,8 @@ from tests.mongo import PATIENCE, Client, until
 T = TypeVar("T")
 Document = dict[str, Any]
 Step = Callable[[], Awaitable[None]]
+#: What the fixture `working` is: `async with working(app, worker_id="w1", concurrency=10, **options) as bench`.
+Working = Callable[..., AbstractAsyncContextManager["Bench"]]
 
 
 class Bench:
@@ -36,6 +42,16 @@ class Bench:
         self.life: asyncio.Task[None]
         self.tasks = mongo[database]["tasks"]
         self.registry = mongo[database]["workers"]
+
+    @property
+    def store(self) -> AsyncStore:
+        """The store in which all parts of the worker run their operations, but for its pinger."""
+        return self.worker.parts.scope.store
+
+    @property
+    def pings(self) -> SyncStore:
+        """The store of the worker's pinger."""
+        return self.worker.parts.pinger._store
 
     @property
     def app_name(self) -> str:
@@ -71,6 +87,15 @@ class Bench:
     async def heard(self, count: int) -> None:
         """Wait until the change stream has reported more events than this number."""
         await until(lambda: self.worker.parts.stream.event_cnt > count, message="an event")
+
+    async def scanned(self) -> None:
+        """Wait until the stream is open and the full scan after its opening is over. The next follows after seconds."""
+        parts = self.worker.parts
+        await until(lambda: self.life.done() or (parts.stream.is_open and not parts.scans._is_full_due))
+
+    def others(self, name: str) -> tuple[str, ...]:
+        """Return the ids of the other workers that the worker knows to take tasks of this name."""
+        return self.worker.parts.ranks._peers._others.get(name, ())
 
     async def at_rest(self) -> None:
         """Wait until the worker is idle. Check that each slot was freed exactly once."""
@@ -127,7 +152,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def working(
+async def working_on(
     uri: str,
     database: str,
     mongo: Client,
@@ -137,7 +162,10 @@ async def working(
     encryption: Encryption | None = None,
     **options: Any,
 ) -> AsyncIterator[Bench]:
-    """Run a worker. At the end of the block, stop it at once, if it still runs."""
+    """Run a worker on this database. At the end of the block, stop it at once, if it still runs.
+
+    The fixture `working` is this for the test's own database.
+    """
     given: dict[str, Any] = {"shutdown_timeout": timedelta(seconds=1), **options}
     if encryption is not None:
         given["encryption"] = encryption
@@ -149,9 +177,7 @@ async def working(
         bench.life = asyncio.create_task(worker.run())
         try:
             await until(lambda: worker.status is WorkerStatus.RUNNING or bench.life.done(), message="running")
-            # The scan after the opening of the stream is over. The next scan follows five seconds later.
-            parts = worker.parts
-            await until(lambda: bench.life.done() or (parts.stream.is_open and not parts.scans._is_full_due))
+            await bench.scanned()
             yield bench
         finally:
             worker.stop()
@@ -161,25 +187,32 @@ async def working(
 
 
 class Between:
-    """A store in which a test can act before an operation, after the operation's first answer, or on its result."""
+    """Takes a test's steps before an operation of a store, after its first answer, or on its result.
+
+    `only` is asked with the arguments of the operation.
+    """
 
     def __init__(
         self, store: AsyncStore, operation: str, *, before: Step | None = None, amid: Step | None = None,
-        after: Step | None = None,
+        after: Step | None = None, only: Callable[[Document], bool] = lambda given: True,
     ) -> None:  # fmt: skip
         self._store = store
+        self._run = store.run
         self._operation = operation
         self._before, self._amid, self._after = before, amid, after
+        self._only = only
         self.seen_cnt = 0
 
-    async def run(self, operation: Generator[Any, Any, T]) -> T:
-        if getattr(operation, "__name__", "") != self._operation:
-            return await self._store.run(operation)
+    async def run(self, operation: Generator[Any, Any, T], *rest: Any) -> T:
+        if getattr(operation, "__name__", "") != self._operation or not self._only(
+            inspect.getgeneratorlocals(operation)
+        ):
+            return await self._run(operation, *rest)
         self.seen_cnt += 1
         if self._before is not None:
             await self._before()
         if self._amid is None:
-            result = await self._store.run(operation)
+            result = await self._run(operation, *rest)
         else:
             result = await self._run_in_parts(operation)
         if self._after is not None:
@@ -190,11 +223,15 @@ class Between:
         """Take this step after the first answer of the next operation."""
         self._amid = step
 
+    def end(self) -> None:
+        """Take no more steps."""
+        vars(self._store)["run"] = self._run
+
     async def _run_in_parts(self, operation: Generator[Any, Any, T]) -> T:
         """Run the operation call by call. Act after the first answer."""
         call = next(operation)
         while True:
-            answer = await self._store.run(_only(call))
+            answer = await self._run(_only(call))
             if self._amid is not None:
                 amid, self._amid = self._amid, None
                 await amid()
@@ -208,7 +245,21 @@ def _only(call: Any) -> Generator[Any, Any, Any]:
     return (yield call)
 
 
-def between(owner: Any, operation: str, **steps: Step) -> Between:
-    """Insert a test's steps between a part of the worker and its store."""
-    owner._store = stepped = Between(owner._store, operation, **steps)
-    return stepped
+def between(store: AsyncStore, operation: str, **steps: Any) -> Between:
+    """Insert a test's steps into the operations of this name: see `Between`."""
+    vars(store)["run"] = (made := Between(store, operation, **steps)).run
+    return made
+
+
+# --- the bounds of workers that a test makes small ----------------------------------------------------------------
+
+
+def set_queue_capacity(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let a worker that is built from now on hold so many due tasks."""
+    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", count)
+
+
+def set_horizon(monkeypatch: pytest.MonkeyPatch, horizon: timedelta) -> None:
+    """Let workers look for tasks that are due within this time, by scans and by the stream, and scan twice in it."""
+    for module in (fetch_loop, fetch, stream, inbox):
+        monkeypatch.setattr(module, "HORIZON", horizon)

@@ -17,6 +17,7 @@ from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.statements import claim as pipelines
 from mtask.kernel.statements.finish import Outcome
+from tests import build
 from tests.parity import changes
 from tests.parity.cases import (
     NOW,
@@ -122,14 +123,7 @@ def nearly_simple(
 
 
 def held_run(run_id: str) -> Document:
-    return {
-        "run_id": run_id,
-        "worker_id": "w1",
-        "attempt": 1,
-        "status": "RUNNING",
-        "claim_time": NOW - timedelta(seconds=2),
-        "ping_expire_time": NOW + timedelta(seconds=60),
-    }
+    return build.run("RUNNING", NOW - timedelta(seconds=2), NOW + timedelta(seconds=60), run_id=run_id)
 
 
 def matched(store: SyncStore, documents: list[Document], criteria: dict[str, Any]) -> list[Document]:

@@ -15,9 +15,9 @@ from mtask.database import setup
 from mtask.database.schema import misfits
 from mtask.errors import MtaskError
 from mtask.kernel.document.identity import check_tenant, is_key_of, own_key, stored_key
-from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.stores import SyncStore
+from tests import build
 from tests.mongo import Client as Mongo
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,18 +35,7 @@ def _pairs(draw: st.DrawFn) -> tuple[Any, str]:
 
 
 def document(tenant: Any, key: str) -> dict[str, Any]:
-    state = {"status": "INIT", "create_time": _NOW, "next_preempt_time": _NOW, "failed_cnt": 0}
-    return {
-        "_id": f"task:{key}",
-        "name": "task",
-        "key": key,
-        **({} if tenant is None else {"tenant": tenant}),
-        "queue": "default",
-        "params": None,
-        "task_option": TaskOption().stored(),
-        "task_state": {**state, "cancel_requested": False, "worker_states": []},
-        "schema_version": 1,
-    }
+    return build.task(f"task:{key}", time=_NOW, **({} if tenant is None else {"tenant": tenant}))
 
 
 def test_server_and_model_take_the_same_tenants_and_keys(store: SyncStore, mongo: Mongo, database_name: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtask.local import temporary
-from tests.faults.run import fresh_folder, seed_of
+from tests.chaos.run import fresh_folder, seed_of
 from tests.faults.upgrade.run import Plan, run
 
 

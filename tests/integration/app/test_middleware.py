@@ -15,7 +15,7 @@ from mtask.errors import InvalidInput
 from mtask.kernel.document.status import RunStatus
 from mtask.parts.assembly import Worker
 from mtask.parts.worker import WorkerOptions
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -88,9 +88,7 @@ def test_publish_that_a_middleware_refuses_publishes_nothing(mongo_uri: str, dat
 # --- running and finishing -----------------------------------------------------------------------------------------
 
 
-def test_run_and_finish_are_composed_around_sync_and_async_handlers(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_run_and_finish_are_composed_around_sync_and_async_handlers(working: Working) -> None:
     app, seen = App(), list[tuple[Any, ...]]()
 
     @app.middleware
@@ -122,16 +120,13 @@ def test_run_and_finish_are_composed_around_sync_and_async_handlers(
     def going(context: Context) -> None:
         raise ValueError(f"on {threading.current_thread().name[:13]}")
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(coming, {"value": 1}, key="1")
-            await bench.status("coming:1", "SUCCESS")
-            await until(lambda: len(seen) == 4, message="its finish is told")
-            await bench.client.publish(going, key="1")
-            await bench.status("going:1", "FAIL")
-            await until(lambda: len(seen) == 8, message="its finish is told")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish(coming, {"value": 1}, key="1")
+        await bench.status("coming:1", "SUCCESS")
+        await until(lambda: len(seen) == 4, message="its finish is told")
+        await bench.client.publish(going, key="1")
+        await bench.status("going:1", "FAIL")
+        await until(lambda: len(seen) == 8, message="its finish is told")
     assert seen[:4] == [
         ("run", "coming:1", 1, "w1"),
         ("inner", True),
@@ -143,9 +138,7 @@ def test_run_and_finish_are_composed_around_sync_and_async_handlers(
     assert "on mtask-handler" in seen[7][3]
 
 
-def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(working: Working) -> None:
     app, called = App(), list[str]()
 
     @app.middleware
@@ -175,28 +168,23 @@ def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(
             raise ValueError("its own")
         return "done"
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            for key in ("refused", "failing", "fine"):
-                await bench.client.publish(work, key=key)
-            refused = await bench.status("work:refused", "FAIL")
-            failing = await bench.status("work:failing", "FAIL")
-            fine = await bench.status("work:fine", "SUCCESS")
-            assert refused["worker_states"][0]["fail_reason"] == "not on this worker"
-            assert "its own" in failing["worker_states"][0]["fail_reason"]
-            assert fine["worker_states"][0]["returns"] == "done"
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        for key in ("refused", "failing", "fine"):
+            await bench.client.publish(work, key=key)
+        refused = await bench.status("work:refused", "FAIL")
+        failing = await bench.status("work:failing", "FAIL")
+        fine = await bench.status("work:fine", "SUCCESS")
+        assert refused["worker_states"][0]["fail_reason"] == "not on this worker"
+        assert "its own" in failing["worker_states"][0]["fail_reason"]
+        assert fine["worker_states"][0]["returns"] == "done"
+        await bench.at_rest()
     assert sorted(called) == ["failing", "fine"]
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------
 
 
-def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(working: Working) -> None:
     app, said = App(), list[str]()
 
     @app.on_start
@@ -228,16 +216,13 @@ def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(
     def lost(context: Context) -> None:
         context.value(test_handlers_get_the_values_of_hooks_which_end_after_the_last_run)  # type: ignore[arg-type]
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(work, key="1")
-            state = await bench.status("work:1", "SUCCESS")
-            assert state["worker_states"][0]["returns"] == "hello open 5"
-            await bench.client.publish(lost, key="1")
-            state = await bench.status("lost:1", "FAIL")
-            assert "register it with @app.on_start" in state["worker_states"][0]["fail_reason"]
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish(work, key="1")
+        state = await bench.status("work:1", "SUCCESS")
+        assert state["worker_states"][0]["returns"] == "hello open 5"
+        await bench.client.publish(lost, key="1")
+        state = await bench.status("lost:1", "FAIL")
+        assert "register it with @app.on_start" in state["worker_states"][0]["fail_reason"]
     assert said == ["ran", "pool closed", "goodbye"]
 
 

@@ -17,7 +17,7 @@ from mtask import App, AsyncClient, Client, Context, Fail, Flow, Next, Retry, Ta
 from mtask.errors import InvalidInput
 from mtask.features.isolation.options import ExecutorOptions
 from tests.integration.app import traced
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, until
 from tests.tracing import SPANS_VARIABLE, Seen, Spans, chosen, spans_in
@@ -42,8 +42,8 @@ async def settled(spans: Spans, count: int, name: str | None = None) -> list[See
     return spans.of("process", name)
 
 
-def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_are_inside(
-    mongo_uri: str, database_name: str, mongo: Mongo
+async def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_are_inside(
+    working: Working,
 ) -> None:
     spans = Spans()
     app, own = instrumented(spans), spans.provider.get_tracer("shop")
@@ -58,18 +58,15 @@ def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_a
         with own.start_as_current_span("in a thread"):
             return who
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, queues=["mail"]) as bench, client_of(bench, app) as it:
-            with own.start_as_current_span("request"):
-                await it.publish(greet, {"who": "Ann"}, key="1")
-            await it.publish_many([TaskSpec(greet_in_thread, {"who": "Bob"}, key="2")])
-            await settled(spans, 2)
-            stored = bench.document("greet:1")["trace"]
-            (publish,) = spans.of("publish", "greet")
-            assert stored.keys() == {"traceparent"}
-            assert stored["traceparent"].startswith(f"00-{publish.trace_id}-{publish.span_id}-")
-
-    asyncio.run(scenario())
+    async with working(app, queues=["mail"]) as bench, client_of(bench, app) as it:
+        with own.start_as_current_span("request"):
+            await it.publish(greet, {"who": "Ann"}, key="1")
+        await it.publish_many([TaskSpec(greet_in_thread, {"who": "Bob"}, key="2")])
+        await settled(spans, 2)
+        stored = bench.document("greet:1")["trace"]
+        (publish,) = spans.of("publish", "greet")
+        assert stored.keys() == {"traceparent"}
+        assert stored["traceparent"].startswith(f"00-{publish.trace_id}-{publish.span_id}-")
     (request,) = (span for span in spans.all if span.name == "request")
     for name, inner, task_id in (
         ("greet", "in a coroutine", "greet:1"),
@@ -97,9 +94,7 @@ def test_a_task_has_a_publish_a_process_and_a_settle_span_and_the_handlers_own_a
         assert process.attributes["messaging.client.id"] == "w1"
 
 
-def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_the_try_before(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_the_try_before(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans)
 
@@ -114,13 +109,10 @@ def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_the_try_
     async def hopeless() -> None:
         raise Fail("never")
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
-            await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
-            await it.publish(hopeless, key="1")
-            await settled(spans, 4)
-
-    asyncio.run(scenario())
+    async with working(app) as bench, client_of(bench, app) as it:
+        await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
+        await it.publish(hopeless, key="1")
+        await settled(spans, 4)
     (publish,) = spans.of("publish", "flaky")
     first, second, third = spans.of("process", "flaky")
     assert len({publish.trace_id, first.trace_id, second.trace_id, third.trace_id}) == 4
@@ -138,9 +130,7 @@ def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_the_try_
     assert (failed.attributes["mtask.outcome"], failed.attributes["error.type"]) == ("FAIL", "Fail")
 
 
-def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans)
 
@@ -158,15 +148,12 @@ def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them(
     @app.task
     def nightly() -> None: ...
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
-            flow = Flow("order/7")
-            flow.add("start", parent)
-            await it.publish_flow(flow)
-            await it.add_schedule("night", nightly, await it.server_time())
-            await settled(spans, 4)
-
-    asyncio.run(scenario())
+    async with working(app) as bench, client_of(bench, app) as it:
+        flow = Flow("order/7")
+        flow.add("start", parent)
+        await it.publish_flow(flow)
+        await it.add_schedule("night", nightly, await it.server_time())
+        await settled(spans, 4)
     (published,), (ran,) = spans.of("publish", "parent"), spans.of("process", "parent")
     assert ran.linked == {"published": published.span_id}
     assert ran.attributes["mtask.flow.key"] == "order/7"
@@ -179,9 +166,7 @@ def test_children_next_tasks_and_tasks_of_schedules_link_to_what_made_them(
     assert (fired.parent_id, process.linked) == (None, {"published": fired.span_id})
 
 
-def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_one_is_not(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_one_is_not(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans, linked=False)
 
@@ -190,18 +175,15 @@ def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_one_is
         if context.attempt == 1:
             raise ValueError("first")
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
-            await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
-            await settled(spans, 2)
-
-    asyncio.run(scenario())
+    async with working(app) as bench, client_of(bench, app) as it:
+        await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
+        await settled(spans, 2)
     (publish,), (first, second) = spans.of("publish"), spans.of("process")
     assert (first.trace_id, first.parent_id, first.linked) == (publish.trace_id, publish.span_id, {})
     assert (second.parent_id, second.linked) == (None, {"published": publish.span_id, "earlier": first.span_id})
 
 
-def test_a_run_that_its_worker_ends_says_why(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_run_that_its_worker_ends_says_why(working: Working) -> None:
     spans = Spans()
     app = instrumented(spans)
 
@@ -209,15 +191,12 @@ def test_a_run_that_its_worker_ends_says_why(mongo_uri: str, database_name: str,
     async def endless() -> None:
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
-            await it.publish(endless, key="slow", run_timeout_ms=50, **ONCE)
-            await it.publish(endless, key="unwanted", ping_interval_ms=100)
-            await bench.status("endless:unwanted", "RUNNING")
-            await it.cancel("endless", "unwanted")
-            await settled(spans, 2)
-
-    asyncio.run(scenario())
+    async with working(app) as bench, client_of(bench, app) as it:
+        await it.publish(endless, key="slow", run_timeout_ms=50, **ONCE)
+        await it.publish(endless, key="unwanted", ping_interval_ms=100)
+        await bench.status("endless:unwanted", "RUNNING")
+        await it.cancel("endless", "unwanted")
+        await settled(spans, 2)
     ended = {span.attributes["messaging.message.id"]: span.attributes for span in spans.of("process")}
     assert ended["endless:slow"]["mtask.ended_because"] == "it ran longer than run_timeout_ms"
     assert ended["endless:unwanted"]["mtask.ended_because"] == "cancel requested"
@@ -262,25 +241,21 @@ def test_spans_of_two_processes_and_of_executors_belong_together(
     assert "secret" not in str(written)
 
 
-def test_an_sdk_only_in_the_executors_has_its_spans_there(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_sdk_only_in_the_executors_has_its_spans_there(
+    working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, the app is traced without an SDK."""
     path = tmp_path / "spans.jsonl"
     monkeypatch.setenv(SPANS_VARIABLE, str(path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     executors = ExecutorOptions("tests.integration.app.traced:app", count=1)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, traced.app, executors=executors) as bench:
-            await bench.client.publish("apart", {"how": "retry"}, key="1")
-            state = await bench.status("apart:1", "SUCCESS")
-            first, second = spans_of_runs(spans_in(path))
-            assert first.span_id in state["worker_states"][0]["traceparent"]
-            assert (first.status, first.attributes["mtask.retry"]) == ("UNSET", True)
-            assert second.linked == {"earlier": first.span_id}
-
-    asyncio.run(scenario())
+    async with working(traced.app, executors=executors) as bench:
+        await bench.client.publish("apart", {"how": "retry"}, key="1")
+        state = await bench.status("apart:1", "SUCCESS")
+        first, second = spans_of_runs(spans_in(path))
+        assert first.span_id in state["worker_states"][0]["traceparent"]
+        assert (first.status, first.attributes["mtask.retry"]) == ("UNSET", True)
+        assert second.linked == {"earlier": first.span_id}
 
 
 def spans_of_runs(spans: list[Seen]) -> list[Seen]:
@@ -290,9 +265,7 @@ def spans_of_runs(spans: list[Seen]) -> list[Seen]:
 @pytest.mark.parametrize(
     "provider", [trace.NoOpTracerProvider(), Spans(sampler=ALWAYS_OFF).provider], ids=["no SDK", "samples nothing"]
 )
-def test_nothing_is_stored_where_nothing_is_recorded(
-    mongo_uri: str, database_name: str, mongo: Mongo, provider: Any
-) -> None:
+async def test_nothing_is_stored_where_nothing_is_recorded(working: Working, provider: Any) -> None:
     app = App()
     mtask.otel.instrument(app, tracer_provider=provider)
 
@@ -300,14 +273,11 @@ def test_nothing_is_stored_where_nothing_is_recorded(
     async def fails() -> None:
         raise ValueError
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
-            await it.publish(fails, key="1", **ONCE)
-            state = await bench.status("fails:1", "FAIL")
-            assert "trace" not in bench.document("fails:1")
-            assert "traceparent" not in state["worker_states"][0]
-
-    asyncio.run(scenario())
+    async with working(app) as bench, client_of(bench, app) as it:
+        await it.publish(fails, key="1", **ONCE)
+        state = await bench.status("fails:1", "FAIL")
+        assert "trace" not in bench.document("fails:1")
+        assert "traceparent" not in state["worker_states"][0]
 
 
 def test_a_second_instrument_is_refused_and_a_traced_part_traces_the_whole() -> None:
@@ -346,7 +316,9 @@ def test_an_update_brings_the_span_of_the_new_publish_and_another_language_may_w
 
 
 @pytest.mark.parametrize("kind", ["untraced", "samples nothing", "samples all"])
-def test_a_traced_task_takes_the_same_writes(mongo_uri: str, database_name: str, mongo: Mongo, kind: str) -> None:
+async def test_a_traced_task_takes_the_same_writes(
+    working: Working, database_name: str, mongo: Mongo, kind: str
+) -> None:
     app = App()
     if kind != "untraced":
         spans = Spans(sampler=ALWAYS_OFF) if kind == "samples nothing" else Spans()
@@ -355,22 +327,19 @@ def test_a_traced_task_takes_the_same_writes(mongo_uri: str, database_name: str,
     @app.task
     async def noop() -> None: ...
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench, client_of(bench, app) as it:
-            database = mongo[database_name]
-            await it.publish(noop, key="first")
-            await bench.status("noop:first", "SUCCESS")
-            changes = [{"op": {"$in": ["update", "insert", "remove"]}}, {"command.findAndModify": "tasks"}]
-            writes = {"ns": f"{database_name}.tasks", "$or": changes}
-            profile = database["system.profile"]
-            database.command("profile", 2)
-            try:
-                await it.publish(noop, key="1")
-                await bench.status("noop:1", "SUCCESS")
-                await until(lambda: profile.count_documents(writes) >= 3, message="publish, claim and finish")
-                await bench.at_rest()
-            finally:
-                database.command("profile", 0)
-            assert profile.count_documents(writes) == 3
-
-    asyncio.run(scenario())
+    async with working(app) as bench, client_of(bench, app) as it:
+        database = mongo[database_name]
+        await it.publish(noop, key="first")
+        await bench.status("noop:first", "SUCCESS")
+        changes = [{"op": {"$in": ["update", "insert", "remove"]}}, {"command.findAndModify": "tasks"}]
+        writes = {"ns": f"{database_name}.tasks", "$or": changes}
+        profile = database["system.profile"]
+        database.command("profile", 2)
+        try:
+            await it.publish(noop, key="1")
+            await bench.status("noop:1", "SUCCESS")
+            await until(lambda: profile.count_documents(writes) >= 3, message="publish, claim and finish")
+            await bench.at_rest()
+        finally:
+            database.command("profile", 0)
+        assert profile.count_documents(writes) == 3

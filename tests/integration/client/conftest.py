@@ -1,4 +1,4 @@
-"""A fixture of the tests of clients: each kind of them."""
+"""Fixtures of the tests of clients: each kind of them, and one to look with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mtask import Client
 from tests.clients import AnyClient, open_client
 
 
@@ -16,3 +17,10 @@ def client(request: pytest.FixtureRequest, mongo_uri: str, database_name: str) -
     """Give a client of each kind, on the test's database."""
     with open_client(request.param, mongo_uri, database_name) as opened:
         yield opened
+
+
+@pytest.fixture
+def reader(mongo_uri: str, database_name: str) -> Iterator[Client]:
+    """Give a sync client of the test's database."""
+    with Client(mongo_uri, database=database_name) as made:
+        yield made

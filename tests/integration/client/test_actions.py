@@ -138,26 +138,23 @@ def test_the_log_is_searched_by_who_what_and_where_and_read_in_pages(
     assert client.actions(after="no such action") == []
 
 
-def test_callers_at_the_same_time_keep_their_names(mongo_uri: str, database_name: str) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(mongo_uri, database=database_name, actor="the service") as client:
+async def test_callers_at_the_same_time_keep_their_names(mongo_uri: str, database_name: str) -> None:
+    async with AsyncClient(mongo_uri, database=database_name, actor="the service") as client:
 
-            async def act(number: int) -> None:
-                with acting_as(f"user {number}", "web"):
-                    await client.pause(queue=f"q{number}")
-                    await client.resume(queue=f"q{number}")
+        async def act(number: int) -> None:
+            with acting_as(f"user {number}", "web"):
+                await client.pause(queue=f"q{number}")
+                await client.resume(queue=f"q{number}")
 
-            await client.pause(queue="first")
-            await asyncio.gather(*(act(number) for number in range(20)))
-            await client.resume(queue="first")
-            found = await client.actions()
-            assert len(found) == 42
-            for action in found:
-                number = action.target.removeprefix("queue:q")
-                expected = ("the service", "python") if action.target == "queue:first" else (f"user {number}", "web")
-                assert (action.actor, action.via) == expected
-
-    asyncio.run(scenario())
+        await client.pause(queue="first")
+        await asyncio.gather(*(act(number) for number in range(20)))
+        await client.resume(queue="first")
+        found = await client.actions()
+        assert len(found) == 42
+        for action in found:
+            number = action.target.removeprefix("queue:q")
+            expected = ("the service", "python") if action.target == "queue:first" else (f"user {number}", "web")
+            assert (action.actor, action.via) == expected
 
 
 def test_a_pause_that_no_worker_confirms_is_written_down_as_stored(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,29 +12,9 @@ from mtask.errors import InvalidInput
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
-from tests.clients import AnyClient, claim, fail, succeed
+from tests.clients import AnyClient, claim, fail, meanwhile, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, streams
-
-
-@contextmanager
-def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
-    """Do something in a thread while the block runs."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        assert not failed, failed
 
 
 def done(store: SyncStore, key: str, returns: Any = None) -> None:
@@ -171,19 +148,16 @@ def test_as_completed_yields_tasks_as_they_end(store: SyncStore, mongo_uri: str,
         assert list(client.as_completed([])) == []
 
 
-def test_as_completed_is_awaited(store: SyncStore, mongo_uri: str, database_name: str) -> None:
-    async def scenario() -> list[str]:
-        order: list[str] = []
-        async with AsyncClient(mongo_uri, database=database_name) as client:
-            published = await client.publish_many([TaskSpec("a", key=key) for key in "123"])
-            done(store, "3")
-            async for task in client.as_completed(published, timeout=60):
-                order.append(task.key)
-                if len(order) < 3:
-                    await asyncio.to_thread(done, store, {1: "1", 2: "2"}[len(order)])
-        return order
-
-    assert asyncio.run(scenario()) == ["3", "1", "2"]
+async def test_as_completed_is_awaited(store: SyncStore, mongo_uri: str, database_name: str) -> None:
+    order: list[str] = []
+    async with AsyncClient(mongo_uri, database=database_name) as client:
+        published = await client.publish_many([TaskSpec("a", key=key) for key in "123"])
+        done(store, "3")
+        async for task in client.as_completed(published, timeout=60):
+            order.append(task.key)
+            if len(order) < 3:
+                await asyncio.to_thread(done, store, {1: "1", 2: "2"}[len(order)])
+    assert order == ["3", "1", "2"]
 
 
 def test_closed_iterator_yields_nothing_more(store: SyncStore, mongo_uri: str, database_name: str) -> None:

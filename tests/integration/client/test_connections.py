@@ -21,7 +21,7 @@ from mtask import App, AsyncClient, Client, Published, TaskSpec
 from mtask.errors import DatabaseUnavailable, InvalidInput, InvalidURI, OperationFailed, SchemaMismatch
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT
 from tests.clients import KINDS, AnyClient, Kind, claim, open_client, open_store, succeed, with_options
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import fail_command
 
@@ -104,23 +104,19 @@ def test_uri_that_cannot_be_used_is_refused_without_its_password(uri: str) -> No
         assert "secret" not in str(raised.value)
 
 
-def test_what_is_no_client_is_refused_with_what_to_give(mongo: Mongo) -> None:
+async def test_what_is_no_client_is_refused_with_what_to_give(mongo: Mongo) -> None:
     with pytest.raises(InvalidInput, match="int is no MongoDB client: give a URI"):
         Client(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"this client is for sync code: use mtask\.Client"):
         AsyncClient(mongo)
-
-    async def scenario() -> None:
-        source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient("mongodb://127.0.0.1:1")
-        motor: Any = AsyncIOMotorClient("mongodb://127.0.0.1:1")
-        sources: list[Any] = [source, motor]
-        for asynchronous in sources:
-            with pytest.raises(InvalidInput, match=r"this client belongs to asyncio: use mtask\.AsyncClient"):
-                Client(asynchronous)
-        await source.close()
-        motor.close()
-
-    asyncio.run(scenario())
+    source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient("mongodb://127.0.0.1:1")
+    motor: Any = AsyncIOMotorClient("mongodb://127.0.0.1:1")
+    sources: list[Any] = [source, motor]
+    for asynchronous in sources:
+        with pytest.raises(InvalidInput, match=r"this client belongs to asyncio: use mtask\.AsyncClient"):
+            Client(asynchronous)
+    await source.close()
+    motor.close()
 
 
 # --- a client made from a URI, and the caller's own -------------------------------------------------------
@@ -346,9 +342,7 @@ def test_published_task_can_be_claimed_run_and_waited_for(kind: Kind, mongo_uri:
 
 
 @pytest.mark.parametrize("worker_id", ["w" * 117, "é" * 128, "𝄞" * 64])
-def test_worker_with_the_longest_id_can_connect(
-    worker_id: str, mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_worker_with_the_longest_id_can_connect(worker_id: str, working: Working) -> None:
     """The server takes 128 bytes as an application's name; what is beyond them is left out, and no part of a letter."""
     app = App()
 
@@ -356,13 +350,10 @@ def test_worker_with_the_longest_id_can_connect(
     def seven() -> int:
         return 7
 
-    async def scenario() -> str:
-        async with working(mongo_uri, database_name, mongo, app, worker_id) as bench:
-            published = await bench.client.publish("seven", key="k")
-            await bench.status(published.task_id, "SUCCESS")
-            return str(bench.document(published.task_id)["task_state"]["worker_states"][0]["worker_id"])
-
-    assert asyncio.run(scenario()) == worker_id
+    async with working(app, worker_id) as bench:
+        published = await bench.client.publish("seven", key="k")
+        await bench.status(published.task_id, "SUCCESS")
+        assert str(bench.document(published.task_id)["task_state"]["worker_states"][0]["worker_id"]) == worker_id
 
 
 def test_change_whose_reply_tells_of_a_failover_is_repeated(named: AnyClient, mongo: Mongo) -> None:

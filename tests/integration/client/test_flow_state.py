@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +25,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.statements.outbox import OwedTask
 from mtask.parts.relays import RELAYS
-from tests.clients import AnyClient, claim, fail, succeed
+from tests.clients import AnyClient, claim, fail, meanwhile, succeed
 from tests.explaining import examined_by
 from tests.integration import stores
 from tests.mongo import Client as Mongo
@@ -39,13 +37,6 @@ NAME = "work"
 @pytest.fixture
 def store(mongo: Mongo, database_name: str) -> SyncStore:
     return stores.ready_store(mongo, database_name)
-
-
-@pytest.fixture
-def reader(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    """Give a sync client of the test's database."""
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
 
 
 def published(client: AnyClient | Client, key: str = "f", *, fail_fast: bool = False) -> None:
@@ -179,26 +170,6 @@ def test_flows_are_listed_newest_first_with_counts(client: AnyClient, store: Syn
 
 
 # --- wait -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
-    """Do something in a thread while the block runs."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        assert not failed, failed
 
 
 def test_a_wait_follows_the_flow_on_one_stream(client: AnyClient, store: SyncStore, mongo: Mongo) -> None:

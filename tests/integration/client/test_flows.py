@@ -36,13 +36,6 @@ def any_client(request: pytest.FixtureRequest, mongo_uri: str, database_name: st
         yield opened
 
 
-@pytest.fixture
-def reader(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    """Give a sync client of the test's database."""
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
-
-
 def diamond(key: str = "f") -> Flow:
     flow = Flow(key, priority=5)
     top = flow.add("top", "work", {"n": 1})

@@ -164,19 +164,16 @@ def test_wait_sees_a_task_finish(mongo_uri: str, database_name: str, store: Sync
         finisher.join()
 
 
-def test_wait_in_asyncio_leaves_the_loop_free(mongo_uri: str, database_name: str, store: SyncStore) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(mongo_uri, database=database_name) as client:
-            await client.publish("a", key="k")
-            run_id = claim(store, "a:k")
-            async with asyncio.TaskGroup() as group:
-                waiting = group.create_task(client.wait("a", "k", timeout=30))
-                await client.get("a", "k")
-                assert not waiting.done()
-                await asyncio.to_thread(succeed, store, "a:k", run_id, "done")
-            assert waiting.result().returns == "done"
-
-    asyncio.run(scenario())
+async def test_wait_in_asyncio_leaves_the_loop_free(mongo_uri: str, database_name: str, store: SyncStore) -> None:
+    async with AsyncClient(mongo_uri, database=database_name) as client:
+        await client.publish("a", key="k")
+        run_id = claim(store, "a:k")
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(client.wait("a", "k", timeout=30))
+            await client.get("a", "k")
+            assert not waiting.done()
+            await asyncio.to_thread(succeed, store, "a:k", run_id, "done")
+        assert waiting.result().returns == "done"
 
 
 def test_wait_for_a_task_that_is_removed_meanwhile_raises_task_not_found(mongo_uri: str, database_name: str) -> None:

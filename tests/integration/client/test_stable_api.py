@@ -15,8 +15,7 @@ from mtask import App, Client, TaskSpec
 from mtask.errors import MtaskError, NotInStableApi
 from mtask.search.findings import Level
 from tests.clients import AnyClient, Kind, claim, fail, open_client, open_store, succeed
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import eventually
 
 STRICT: dict[str, Any] = {"server_api": ServerApi("1", strict=True)}
@@ -77,8 +76,8 @@ def test_strict_client_administers_queues_and_schedules(strict: AnyClient) -> No
         strict.stop_worker("gone")
 
 
-def test_strict_client_hears_of_what_a_worker_does_and_stops_it(
-    mongo_uri: str, database_name: str, mongo: Mongo
+async def test_strict_client_hears_of_what_a_worker_does_and_stops_it(
+    working: Working, mongo_uri: str, database_name: str
 ) -> None:
     app = App()
 
@@ -102,13 +101,10 @@ def test_strict_client_hears_of_what_a_worker_does_and_stops_it(
             client.stop_worker("w1")
             return told
 
-    async def scenario() -> list[str]:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            told = await asyncio.to_thread(follow)
-            await asyncio.wait_for(asyncio.shield(bench.life), 40)
-            return told
-
-    assert asyncio.run(scenario()) == ["published", "claimed", "succeeded"]
+    async with working(app) as bench:
+        told = await asyncio.to_thread(follow)
+        await asyncio.wait_for(asyncio.shield(bench.life), 40)
+        assert told == ["published", "claimed", "succeeded"]
 
 
 def test_what_the_stable_api_has_no_command_for_says_so(strict: AnyClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -35,7 +34,7 @@ from mtask.search.counts import Count
 from mtask.testing.bench import Bench
 from tests.clients import KINDS, AnyClient, Kind, claim, fail, open_client, succeed
 from tests.integration.stores import register
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -241,19 +240,15 @@ def test_failure_in_a_flow_cancels_no_step_of_another_tenant(client: Client, sto
     assert client.get("task", "acme:f/one").status == "INIT"
 
 
-def test_schedule_publishes_for_its_tenant(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+async def test_schedule_publishes_for_its_tenant(working: Working, client: Client) -> None:
     app = App()
     app.task(name="task")(lambda: None)
     acme = client.for_tenant("acme")
     made = acme.add_schedule("nightly", "task", datetime.now(UTC) - timedelta(seconds=1))
     assert (made.tenant, client.add_schedule("other", "task", timedelta(days=1)).tenant) == ("acme", None)
     assert [found.id for found in acme.schedules()] == ["nightly"]
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await until(lambda: bench.count("SUCCESS") == 1, message="fired and run")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await until(lambda: bench.count("SUCCESS") == 1, message="fired and run")
     (task,) = acme.find()
     assert task.own_key.startswith("nightly/")
     assert (task.tenant, task.id) == ("acme", f"task:acme:{task.own_key}")
@@ -363,14 +358,11 @@ def test_limits_of_tenants_wait_until_no_older_worker_is_live(
     assert client.controls() == []
 
 
-def test_client_of_a_tenant_leaves_the_connection_open(mongo_uri: str, database_name: str) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(mongo_uri, database=database_name) as client:
-            async with client.for_tenant("acme") as acme:
-                await acme.publish("task", key="a")
-            assert (await client.find())[0].tenant == "acme"
-
-    asyncio.run(scenario())
+async def test_client_of_a_tenant_leaves_the_connection_open(mongo_uri: str, database_name: str) -> None:
+    async with AsyncClient(mongo_uri, database=database_name) as client:
+        async with client.for_tenant("acme") as acme:
+            await acme.publish("task", key="a")
+        assert (await client.find())[0].tenant == "acme"
 
 
 def test_next_task_of_a_task_named_like_a_tenant_is_not_the_tenants(mongo_uri: str, database_name: str) -> None:

@@ -22,55 +22,23 @@ from mtask.kernel.driver.operation import Collection, Operation, tasks
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
+from tests import build
 from tests.integration import stores
 
 Document = dict[str, Any]
-_MISSING = object()
+_MISSING = build.MISSING
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def document() -> Document:
     """Return a task as a service in another language would insert it."""
-    return {
-        "_id": "task:k",
-        "name": "task",
-        "key": "k",
-        "queue": "default",
-        "params": {"a": 1},
-        "task_option": TaskOption().stored(),
-        "task_state": {
-            "status": "INIT",
-            "create_time": _NOW,
-            "next_preempt_time": _NOW,
-            "failed_cnt": 0,
-            "cancel_requested": False,
-            "worker_states": [
-                {
-                    "run_id": "r",
-                    "worker_id": "w",
-                    "attempt": 1,
-                    "status": "FAIL",
-                    "claim_time": _NOW,
-                    "ping_expire_time": _NOW,
-                }
-            ],
-        },
-        "schema_version": 1,
-    }
+    failed = build.run("FAIL", _NOW, _NOW, run_id="r", worker_id="w")
+    return build.task("task:k", failed, time=_NOW, params={"a": 1})
 
 
 def with_field(path: str, value: Any) -> Document:
     """Return the document with one field changed or, given _MISSING, left out."""
-    made = document()
-    *parents, last = path.split(".")
-    node: Any = made
-    for part in parents:
-        node = node[int(part) if part.isdigit() else part]
-    if value is _MISSING:
-        del node[last]
-    else:
-        node[last] = value
-    return made
+    return build.changed(document(), {path: value})
 
 
 _STEP: Document = {"key": "f", "step": "s", "after": ["task:a"], "on_failed": "cancel"}
@@ -91,12 +59,7 @@ _WRONG_STEPS: list[Document] = [
 ]
 _MARK: Document = {"asked_time": _NOW, "call_id": "c"}
 _GATHER: Document = {"kind": "latest", "newest": _MARK}
-_NEXT_ROUND: Document = {
-    "params": None,
-    "queue": "default",
-    "task_option": TaskOption().stored(),
-    "gather": _GATHER,
-}
+_NEXT_ROUND: Document = {"params": None, "queue": "default", "task_option": TaskOption().stored(), "gather": _GATHER}
 _WRONG_GATHERS: list[Document] = [
     {"kind": "some"},
     {"newest": {"asked_time": _NOW}},

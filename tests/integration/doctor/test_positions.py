@@ -17,6 +17,7 @@ from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.stores import SyncStore
+from tests import build
 from tests.explaining import examined_by
 from tests.oracles.rules import is_ahead
 
@@ -42,24 +43,15 @@ def document(
     `runs`: letters for its runs, the oldest first; see `run`.
     """
     key = f"{number:06}" if tenant is None else f"{tenant}:{number:06}"
-    made: Document = {
-        "_id": f"{name}:{key}",
-        "name": name,
-        "key": key,
-        "queue": queue,
-        "params": None,
-        "task_option": {**OPTION, "priority": priority, "specific_worker_ids": list(workers)},
-        "task_state": {
-            "status": "SUCCESS" if due is None else status,
-            "create_time": NOW - timedelta(hours=1),
-            "next_preempt_time": NOW + timedelta(seconds=due or 0),
-            "failed_cnt": 0,
-            "cancel_requested": False,
-            "worker_states": [run(letter, place) for place, letter in enumerate(runs)],
-        },
-        "schema_version": 1,
+    made = build.task(
+        f"{name}:{key}",
+        *(run(letter, place) for place, letter in enumerate(runs)),
+        time=NOW + timedelta(seconds=due or 0),
+        option={"priority": priority, "specific_worker_ids": list(workers)},
+        state={"status": "SUCCESS" if due is None else status, "create_time": NOW - timedelta(hours=1)},
+        queue=queue,
         **({} if tenant is None else {"tenant": tenant}),
-    }
+    )
     if due is None:
         del made["task_state"]["next_preempt_time"]
     return made
@@ -72,14 +64,8 @@ def run(letter: str, place: int) -> Document:
     """
     claimed = NOW - timedelta(seconds=600 - 10 * place)
     states = {"R": "RUNNING", "L": "RUNNING", "T": "TIMEOUT", "H": "CANCELED", "C": "CANCELED", "F": "FAIL"}
-    made: Document = {
-        "run_id": f"r-{place}",
-        "worker_id": "w1",
-        "attempt": place + 1,
-        "status": states[letter.upper()],
-        "claim_time": claimed,
-        "ping_expire_time": NOW + timedelta(seconds=60 if letter == "R" else -30),
-    }
+    lease_end = NOW + timedelta(seconds=60 if letter == "R" else -30)
+    made = build.run(states[letter.upper()], claimed, lease_end, place + 1, run_id=f"r-{place}")
     if letter.upper() not in "RL":
         made["fail_time"] = claimed + timedelta(seconds=5)
     if letter.upper() in "CF":

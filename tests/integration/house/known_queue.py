@@ -7,9 +7,8 @@ from typing import Any
 
 from mtask.database import setup
 from mtask.features.schedules.client import ScheduleSpec
-from mtask.kernel.document.options import TaskOption
-from mtask.kernel.document.task import SCHEMA_VERSION
 from mtask.kernel.driver.stores import SyncStore
+from tests import build
 from tests.integration.stores import register
 
 Document = dict[str, Any]
@@ -55,13 +54,7 @@ def task(
 ) -> Document:
     """Return a task; a finished one ended with its last run, or when it was created."""
     create_time = at(created) if isinstance(created, str) else created
-    state: Document = {
-        "status": status,
-        "create_time": create_time,
-        "failed_cnt": sum(each["status"] in ("FAIL", "TIMEOUT") for each in runs),
-        "cancel_requested": False,
-        "worker_states": [{"run_id": f"{key}-{n}", "attempt": n, **each} for n, each in enumerate(runs, 1)],
-    }
+    state: Document = {"status": status, "failed_cnt": sum(each["status"] in ("FAIL", "TIMEOUT") for each in runs)}
     if start is not None:
         state["start_time"] = at(start)
     if status in ("SUCCESS", "FAIL", "CANCELED"):
@@ -71,16 +64,14 @@ def task(
         state["next_preempt_time"] = at(due) if isinstance(due, str) else due
     else:
         state["next_preempt_time"] = max(each["ping_expire_time"] for each in runs)
-    return {
-        "_id": f"{name}:{key}",
-        "name": name,
-        "key": key,
-        "queue": _QUEUES[name],
-        "params": params,
-        "task_option": TaskOption(specific_worker_ids=list(workers)).stored(),
-        "task_state": state,
-        "schema_version": SCHEMA_VERSION,
-    }
+    numbered = [{"run_id": f"{key}-{n}", "attempt": n, **each} for n, each in enumerate(runs, 1)]
+    option = {"specific_worker_ids": list(workers)}
+    made = build.task(
+        f"{name}:{key}", *numbered, time=create_time, option=option, state=state, queue=_QUEUES[name], params=params
+    )
+    if "finish_time" in state:
+        del made["task_state"]["next_preempt_time"]
+    return made
 
 
 def step(

@@ -25,7 +25,7 @@ from pymongo import MongoClient
 
 import mtask
 from mtask import App, Client
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import working_on
 from tests.mongo import Client as Mongo
 
 #: The most files that a publish enters, and a run.
@@ -114,7 +114,7 @@ def files_of_run(uri: str, database: str, mongo: Mongo) -> list[str]:
 async def _files_of_run(uri: str, database: str, mongo: Mongo) -> list[str]:
     paths = []
     with profiled() as entries:
-        async with working(uri, database, mongo, app) as bench:
+        async with working_on(uri, database, mongo, app) as bench:
             bench.stop_scans()
             with Client(uri, database=database) as client:
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,12 @@ class Raw:
         return json.loads(self.body)
 
 
+#: What the fixture `serving` is: `async with serving(settings, **options) as server`.
+Serve = Callable[..., AbstractAsyncContextManager[Serving]]
+
+
 @asynccontextmanager
-async def serving(
+async def serving_on(
     uri: str,
     database: str,
     settings: WebSettings | None = None,
@@ -89,7 +93,10 @@ async def serving(
     appname: str | None = None,
     encryption: Encryption | None = None,
 ) -> AsyncIterator[Serving]:
-    """Serve the API during the block. `appname` is for fail points that only this server meets."""
+    """Serve the API during the block. `appname` is for fail points that only this server meets.
+
+    The fixture `serving` is this for the test's own database, and the fixture `server` one with the usual settings.
+    """
     chosen = settings or WebSettings(port=0)
     source: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(uri, appname=appname)
     if tokens is None:
@@ -115,15 +122,3 @@ async def serving(
             hub.close()
             server.should_exit = True
             await running
-
-
-def with_server(
-    uri: str, database: str, scenario: Callable[[Serving], Coroutine[Any, Any, None]], **given: Any
-) -> None:
-    """Run a scenario against a server of its own."""
-
-    async def run() -> None:
-        async with serving(uri, database, **given) as server:
-            await scenario(server)
-
-    asyncio.run(run())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
@@ -18,7 +19,7 @@ from mtask.search import lists as listing
 from mtask.web import sharing
 from mtask.web.page.page import all_addresses
 from mtask.web.settings import WebSettings
-from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.serving import Serving, serving_on
 from tests.spread import tasks_of_all_kinds
 
 #: The bounds are as small as this database is, in comparison with one of millions of tasks.
@@ -138,21 +139,19 @@ def on_page(criteria: Mapping[str, Any]) -> Document:
     return made
 
 
-def examining(filled: str, uri: str, store: SyncStore, appname: str, scenario: Any) -> None:
-    """Run a scenario with a server and the profile of its commands."""
-
-    async def run(server: Serving) -> None:
-        await scenario(server, Profile(store, filled, appname))
-
-    with_server(uri, filled, run, settings=WebSettings(port=0, is_open=True), appname=appname)
+@asynccontextmanager
+async def examining(filled: str, uri: str, store: SyncStore, appname: str) -> AsyncIterator[tuple[Serving, Profile]]:
+    """Run a server, and have the profile of its commands."""
+    async with serving_on(uri, filled, WebSettings(port=0, is_open=True), appname=appname) as server:
+        yield server, Profile(store, filled, appname)
 
 
-def test_each_filter_with_and_without_a_cursor_examines_a_bounded_number_of_documents(
+async def test_each_filter_with_and_without_a_cursor_examines_a_bounded_number_of_documents(
     mongo_uri: str, filled: str, module_store: SyncStore
 ) -> None:
     faults: dict[str, list[str]] = {}
 
-    async def scenario(server: Serving, profile: Profile) -> None:
+    async with examining(filled, mongo_uri, module_store, "mtask-bounds-lists") as (server, profile):
         for criteria in FILTERS.values():
             cursors: list[str | None] = [None]
             while cursors[-1] != "" and len(cursors) < 4:
@@ -172,8 +171,6 @@ def test_each_filter_with_and_without_a_cursor_examines_a_bounded_number_of_docu
                 body = {"filter": _filter(criteria), "dry_run": True}
                 await server.ask("POST", "/v1/bulk/remove", token=None, json=body)
                 faults[f"bulk {criteria}"] = profile.faults()
-
-    examining(filled, mongo_uri, module_store, "mtask-bounds-lists", scenario)
     assert len(faults) > 120
     assert {path: found for path, found in faults.items() if found} == {}
 
@@ -192,7 +189,7 @@ def _filter(criteria: Mapping[str, Any]) -> Document:
     return made
 
 
-def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded_number_of_documents(
+async def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded_number_of_documents(
     mongo_uri: str, filled: str, module_store: SyncStore
 ) -> None:
     faults: dict[str, list[str]] = {}
@@ -208,21 +205,17 @@ def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded_numbe
         *(f"/v1/task/logs?{one}" for one in single),
     ]
 
-    async def scenario(server: Serving, profile: Profile) -> None:
+    async with examining(filled, mongo_uri, module_store, "mtask-bounds-views") as (server, profile):
         views = {path for method, path in all_addresses() if method == "GET"} - {"/live"}
         assert views <= {path.partition("?")[0] for path in [*paths, "/tasks"]}, "each view is asked for"
         for path in paths:
             answer = await server.ask("GET", path, token=None)
             assert answer.status_code in (200, 409), (path, answer.text)
             faults[path] = profile.faults()
-
-    examining(filled, mongo_uri, module_store, "mtask-bounds-views", scenario)
     assert {path: found for path, found in faults.items() if found} == {}
 
 
-def test_the_profile_sees_a_scan(mongo_uri: str, filled: str, module_store: SyncStore) -> None:
-    async def scenario(server: Serving, profile: Profile) -> None:
+async def test_the_profile_sees_a_scan(mongo_uri: str, filled: str, module_store: SyncStore) -> None:
+    async with examining(filled, mongo_uri, module_store, "mtask-bounds-scan") as (server, profile):
         await server.client.count(queue="q03")
         assert profile.faults()
-
-    examining(filled, mongo_uri, module_store, "mtask-bounds-scan", scenario)

@@ -12,7 +12,7 @@ import pytest
 
 from mtask.web import gate
 from mtask.web.settings import WebSettings
-from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.serving import Serve, Serving
 from tests.mongo import PATIENCE, until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -46,41 +46,33 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         "POST /v1/tasks HTTP/1.1\r\n{host}Content-Length: 1000\r\n\r\nhalf of the body of a stranger",
     ],
 )
-def test_a_connection_that_sends_no_whole_request_is_closed(sent: str, mongo_uri: str, database_name: str) -> None:
-    async def scenario(server: Serving) -> None:
-        async with connected(server, sent) as (reader, _):
-            answers = await asyncio.wait_for(reader.read(), PATIENCE)
-            assert answers.count(b"HTTP/1.1 ") == ("{host}" in sent)
-        await until(lambda: len(server.connections) == 0, message="it is forgotten")
-
-    with_server(mongo_uri, database_name, scenario)
+async def test_a_connection_that_sends_no_whole_request_is_closed(server: Serving, sent: str) -> None:
+    async with connected(server, sent) as (reader, _):
+        answers = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert answers.count(b"HTTP/1.1 ") == ("{host}" in sent)
+    await until(lambda: len(server.connections) == 0, message="it is forgotten")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_client_that_does_not_read_its_answer_is_cut_off_and_one_that_waits_is_not(
-    mongo_uri: str, database_name: str
-) -> None:
-    async def scenario(server: Serving) -> None:
-        await server.client.publish("t", "x" * 8_000_000, key="large", delay=3600)
-        await server.client.publish("t", key="small", delay=3600)
-        ask = "GET /v1/tasks/t/{key} HTTP/1.1\r\n{host}{token}Prefer: wait=20\r\n\r\n"
-        async with connected(server, ask.replace("{key}", "small")) as (waiting, _):
-            await until(lambda: server.hub.viewer_cnt == 1, message="it waits")
-            with socket.socket() as unread:
-                unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so the answer waits in the server
-                unread.connect(("127.0.0.1", server.port))
-                head = f"GET /v1/tasks/t/large HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer read"
-                await asyncio.to_thread(unread.sendall, head.encode() + b"\r\n\r\n")
-                await until(lambda: len(server.connections) == 2, message="it is connected")
-                await until(lambda: len(server.connections) == 1, message="it is cut off")
-            await server.client.cancel("t", "small")
-            assert (await waiting.readline()).startswith(b"HTTP/1.1 200")
-
-    with_server(mongo_uri, database_name, scenario)
+async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_one_that_waits_is_not(server: Serving) -> None:
+    await server.client.publish("t", "x" * 8_000_000, key="large", delay=3600)
+    await server.client.publish("t", key="small", delay=3600)
+    ask = "GET /v1/tasks/t/{key} HTTP/1.1\r\n{host}{token}Prefer: wait=20\r\n\r\n"
+    async with connected(server, ask.replace("{key}", "small")) as (waiting, _):
+        await until(lambda: server.hub.viewer_cnt == 1, message="it waits")
+        with socket.socket() as unread:
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so the answer waits in the server
+            unread.connect(("127.0.0.1", server.port))
+            head = f"GET /v1/tasks/t/large HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer read"
+            await asyncio.to_thread(unread.sendall, head.encode() + b"\r\n\r\n")
+            await until(lambda: len(server.connections) == 2, message="it is connected")
+            await until(lambda: len(server.connections) == 1, message="it is cut off")
+        await server.client.cancel("t", "small")
+        assert (await waiting.readline()).startswith(b"HTTP/1.1 200")
 
 
-def test_connections_that_nobody_needs_give_way_to_new_ones(mongo_uri: str, database_name: str) -> None:
-    async def scenario(server: Serving) -> None:
+async def test_connections_that_nobody_needs_give_way_to_new_ones(serving: Serve) -> None:
+    async with serving(settings=WebSettings(port=0, connections=10)) as server:
         await server.client.publish("t", key="k", delay=3600)
         ask = "GET /v1/tasks/t/k HTTP/1.1\r\n{host}{token}Prefer: wait=20\r\n\r\n"
         body = "POST /login HTTP/1.1\r\n{host}Origin: {origin}\r\nContent-Length: 100\r\n"
@@ -95,8 +87,6 @@ def test_connections_that_nobody_needs_give_way_to_new_ones(mongo_uri: str, data
                 assert len(server.connections) <= 12
             await server.client.cancel("t", "k")
             assert (await waiting.readline()).startswith(b"HTTP/1.1 200")
-
-    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, connections=10))
 
 
 def test_connections_need_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

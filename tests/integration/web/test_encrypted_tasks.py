@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from tests.integration.web.page.test_sessions import visiting
-from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.serving import Serve, Serving
 from tests.keys import MARKER, encryption_of, everything_in, make_keys
 from tests.mongo import Client as Mongo
 
 TASK = "/v1/tasks/echo/a"
 
 
-def test_a_tenant_reads_its_own_encrypted_task_and_no_other(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_tenant_reads_its_own_encrypted_task_and_no_other(
+    serving: Serve, mongo_uri: str, database_name: str, mongo: Mongo
+) -> None:
     make_keys(mongo_uri, database_name, "tenant:acme", "queue:mail")
 
     async def with_keys(server: Serving) -> None:
@@ -41,8 +43,10 @@ def test_a_tenant_reads_its_own_encrypted_task_and_no_other(mongo_uri: str, data
             assert "(encrypted)" in page
             assert MARKER not in page
 
-    with_server(mongo_uri, database_name, with_keys, encryption=encryption_of(database_name, uri=mongo_uri))
-    with_server(mongo_uri, database_name, without_keys)
+    async with serving(encryption=encryption_of(database_name, uri=mongo_uri)) as server:
+        await with_keys(server)
+    async with serving() as server:
+        await without_keys(server)
     assert MARKER.encode() not in everything_in(mongo, database_name)
     stored = {task["_id"]: task.get("sealed") for task in mongo[database_name]["tasks"].find()}
     assert stored == {"echo:acme:a": "tenant:acme", "echo:umbra:b": None}

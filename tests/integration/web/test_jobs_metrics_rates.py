@@ -11,12 +11,12 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.web.settings import WebSettings
 from mtask.web.tokens import Rates
 from tests.clients import claim, fail
-from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.serving import Serve, Serving
 from tests.integration.web.test_events import following
 
 
-def test_a_job_is_a_task_of_a_fresh_key(mongo_uri: str, database_name: str) -> None:
-    async def scenario(server: Serving) -> None:
+async def test_a_job_is_a_task_of_a_fresh_key(serving: Serve) -> None:
+    async with serving(settings=WebSettings(port=0, is_open=True)) as server:
         job = {"jobType": "send_email", "payload": {"to": "a@b.c"}}
         made = await server.ask("POST", "/jobs", token=None, json=job)
         assert made.status_code == 201
@@ -55,31 +55,26 @@ def test_a_job_is_a_task_of_a_fresh_key(mongo_uri: str, database_name: str) -> N
         assert list(queued.json()) == ["job-id"]
         assert (await server.client.get("send_email", queued.json()["job-id"])).params == {"to": "c@d.e"}
 
-    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, is_open=True))
 
-
-def test_metrics_tell_of_queues_and_are_no_tenant_s(mongo_uri: str, database_name: str, store: SyncStore) -> None:
-    async def scenario(server: Serving) -> None:
-        queue = 'a"b\\c'
-        await server.client.publish("echo", key="1", queue=queue)
-        await server.client.publish("echo", key="2", queue=queue, delay=timedelta(hours=1))
-        await server.client.publish("echo", key="3", max_unexpected_retries=0)
-        run_id = await asyncio.to_thread(claim, store, "echo:3")
-        await asyncio.to_thread(fail, store, "echo:3", run_id, "no luck")
-        answer = await server.ask("GET", "/metrics", token="read")
-        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        found = samples(answer.text)
-        assert found["mtask_tasks", queue, "INIT"] == 2
-        assert found["mtask_tasks", "default", "FAIL"] == 1
-        assert found["mtask_tasks_is_bounded", "default", "FAIL"] == 0
-        for age in ("mtask_queue_oldest_due_age_seconds", "mtask_oldest_due_seconds"):
-            assert found[age, "default"] == 0, "a task that has failed is not due"
-            assert found[age, queue] > 0
-        assert found["mtask_worker_runs",] == found["mtask_web_streams",] == 0
-        assert (await server.ask("GET", "/metrics", token="acme")).status_code == 403
-        assert (await server.ask("GET", "/metrics", token=None)).status_code == 401
-
-    with_server(mongo_uri, database_name, scenario)
+async def test_metrics_tell_of_queues_and_are_no_tenant_s(server: Serving, store: SyncStore) -> None:
+    queue = 'a"b\\c'
+    await server.client.publish("echo", key="1", queue=queue)
+    await server.client.publish("echo", key="2", queue=queue, delay=timedelta(hours=1))
+    await server.client.publish("echo", key="3", max_unexpected_retries=0)
+    run_id = await asyncio.to_thread(claim, store, "echo:3")
+    await asyncio.to_thread(fail, store, "echo:3", run_id, "no luck")
+    answer = await server.ask("GET", "/metrics", token="read")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = samples(answer.text)
+    assert found["mtask_tasks", queue, "INIT"] == 2
+    assert found["mtask_tasks", "default", "FAIL"] == 1
+    assert found["mtask_tasks_is_bounded", "default", "FAIL"] == 0
+    for age in ("mtask_queue_oldest_due_age_seconds", "mtask_oldest_due_seconds"):
+        assert found[age, "default"] == 0, "a task that has failed is not due"
+        assert found[age, queue] > 0
+    assert found["mtask_worker_runs",] == found["mtask_web_streams",] == 0
+    assert (await server.ask("GET", "/metrics", token="acme")).status_code == 403
+    assert (await server.ask("GET", "/metrics", token=None)).status_code == 401
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -91,7 +86,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_caller_that_sends_too_much_is_told_when_to_come_back(mongo_uri: str, database_name: str) -> None:
+async def test_a_caller_that_sends_too_much_is_told_when_to_come_back(serving: Serve) -> None:
     async def scenario(server: Serving) -> None:
         answers = [await server.ask("GET", "/v1/problems/busy", token="read") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 429, 429]
@@ -101,12 +96,15 @@ def test_a_caller_that_sends_too_much_is_told_when_to_come_back(mongo_uri: str, 
         assert (await server.ask("GET", "/v1/problems/busy", token="publish")).status_code == 200
         assert [(await server.ask("GET", "/healthz", token=None)).status_code for _ in range(3)] == [200] * 3
 
-    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_rate=0.001))
-    with_server(mongo_uri, database_name, _unlimited, settings=WebSettings(port=0, max_rate=0))
+    async with serving(settings=WebSettings(port=0, max_rate=0.001)) as server:
+        await scenario(server)
+    async with serving(settings=WebSettings(port=0, max_rate=0)) as server:
+        await _unlimited(server)
 
 
-def test_strangers_are_measured_by_address_and_visitors_by_token(mongo_uri: str, database_name: str) -> None:
-    async def scenario(server: Serving) -> None:
+async def test_strangers_are_measured_by_address_and_visitors_by_token(serving: Serve) -> None:
+    settings = WebSettings(port=0, max_rate=0.001, max_stranger_rate=0.001, proxies=("127.0.0.1",))
+    async with serving(settings=settings) as server:
         visitors = {}
         for number, token in enumerate(("read", "operate")):
             form = {"Origin": server.url, "X-Forwarded-For": f"192.0.2.{number}"}
@@ -128,27 +126,21 @@ def test_strangers_are_measured_by_address_and_visitors_by_token(mongo_uri: str,
         assert await page("/tasks", operate) == 200
         assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
 
-    settings = WebSettings(port=0, max_rate=0.001, max_stranger_rate=0.001, proxies=("127.0.0.1",))
-    with_server(mongo_uri, database_name, scenario, settings=settings)
 
-
-def test_wrong_tokens_are_slowed_down_and_right_ones_go_on(mongo_uri: str, database_name: str) -> None:
-    async def scenario(server: Serving) -> None:
-        assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
-        guesses = [await server.ask("GET", "/v1/problems/busy", token=f"guess{number}") for number in range(40)]
-        statuses = [answer.status_code for answer in guesses]
-        assert statuses[:20] == [401] * 20
-        refused = next(answer for answer in guesses if answer.status_code == 429)
-        assert int(refused.headers["retry-after"]) >= 1
-        login = {"Origin": server.url}
-        form = [
-            await server.ask("POST", "/login", token=None, data={"token": f"other{number}"}, headers=login)
-            for number in range(10)
-        ]
-        assert 429 in [answer.status_code for answer in form], "the page has the same measure"
-        assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
-
-    with_server(mongo_uri, database_name, scenario)
+async def test_wrong_tokens_are_slowed_down_and_right_ones_go_on(server: Serving) -> None:
+    assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
+    guesses = [await server.ask("GET", "/v1/problems/busy", token=f"guess{number}") for number in range(40)]
+    statuses = [answer.status_code for answer in guesses]
+    assert statuses[:20] == [401] * 20
+    refused = next(answer for answer in guesses if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    login = {"Origin": server.url}
+    form = [
+        await server.ask("POST", "/login", token=None, data={"token": f"other{number}"}, headers=login)
+        for number in range(10)
+    ]
+    assert 429 in [answer.status_code for answer in form], "the page has the same measure"
+    assert (await server.ask("GET", "/v1/problems/busy", token="read")).status_code == 200
 
 
 async def _unlimited(server: Serving) -> None:
@@ -167,7 +159,7 @@ def test_a_measure_fills_up_with_time() -> None:
     assert rates.delay("a", 50.0) > 0, "a clock that goes back gives nothing"
 
 
-def test_one_caller_has_not_all_streams(mongo_uri: str, database_name: str) -> None:
+async def test_one_caller_has_not_all_streams(serving: Serve) -> None:
     async def scenario(server: Serving) -> None:
         await server.client.init()
         async with following(server, token="acme"):
@@ -183,4 +175,5 @@ def test_one_caller_has_not_all_streams(mongo_uri: str, database_name: str) -> N
                 except AssertionError:
                     await asyncio.sleep(0.05)
 
-    with_server(mongo_uri, database_name, scenario, settings=WebSettings(port=0, max_streams_each=1))
+    async with serving(settings=WebSettings(port=0, max_streams_each=1)) as server:
+        await scenario(server)

@@ -16,13 +16,13 @@ _CHEAP = "tests/unit/kernel/worker/discovery/test_queue.py::test_priority_goes_b
 _HARMLESS = Mutation(
     "harmless",
     "Nothing.",
-    (Edit("mtask/kernel/worker/discovery/ready.py", "STAGGER = 0.02", "STAGGER = 0.021"),),
+    (Edit("mtask/kernel/worker/discovery/ready.py", "STAGGER", "0.02", "0.021"),),
     (_CHEAP,),
 )
 _FATAL = Mutation(
     "fatal",
     "Everything.",
-    (Edit("mtask/kernel/worker/discovery/buffer.py", "import heapq", "import heapqueue"),),
+    (Edit("mtask/kernel/worker/discovery/buffer.py", "", "import heapq", "import heapqueue"),),
     (_CHEAP,),
 )
 
@@ -67,11 +67,48 @@ def test_names_of_mutations_tell_them_apart_and_there_are_enough() -> None:
     assert all(mutation.breaks.endswith(".") for mutation in MUTATIONS)
 
 
+_SOURCE = """
+LEAST, MOST = 1, 2
+
+class Lease:
+    @lengthened  # by 1
+    def lapses(
+        self, now, last,  # in seconds
+    ):
+        if now > last:
+            return True  # it has 1
+
+    def holds(self):
+        return 1 + 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "code"),
+    [
+        ("MOST", "2", "3", "LEAST, MOST = 1, 3\n"),
+        ("Lease", "@lengthened", "", "    # by 1\n"),
+        ("Lease.lapses", "lapses(self, now, last)", "lapses(self)", "    def lapses(self):\n"),
+        (
+            "Lease.lapses",
+            "if now > last:\n    return True",
+            "now = 1\nreturn",
+            "        now = 1\n        return  # it has 1\n",
+        ),
+    ],
+)
+def test_edit_goes_by_tokens_and_keeps_to_what_it_names(
+    name: str, old: str, new: str, code: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text(_SOURCE)
+    assert code in Edit("a.py", name, old, new).applied(tmp_path)
+
+
 def test_edit_that_matches_nowhere_or_twice_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
-    for old, count in (("z", 0), ("1", 2)):
+    (tmp_path / "a.py").write_text(_SOURCE)
+    for name, old, count in (("LEAST", "3", 0), ("Lease.lapses", "1", 0), ("holds", "1", 0), ("Lease.holds", "1", 2)):
         with pytest.raises(ValueError, match=f"found {count} times, not once"):
-            Edit("a.py", old, "2").applied(tmp_path)
+            Edit("a.py", name, old, "4").applied(tmp_path)
 
 
 @pytest.mark.long

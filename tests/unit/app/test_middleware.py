@@ -149,7 +149,7 @@ def test_included_app_brings_its_middleware_and_hooks_once() -> None:
     assert (said, dict(started.values)) == ([], {said.clear: None})
 
 
-def test_hooks_end_in_the_opposite_order_and_one_that_fails_keeps_no_other_from_its_end() -> None:
+async def test_hooks_end_in_the_opposite_order_and_one_that_fails_keeps_no_other_from_its_end() -> None:
     said: Said = []
     app = App()
 
@@ -171,17 +171,14 @@ def test_hooks_end_in_the_opposite_order_and_one_that_fails_keeps_no_other_from_
     async def last() -> None:
         said.append("last")
 
-    async def life() -> None:
-        started = app.hooks.begin()
-        await started.start()
-        assert dict(started.values) == {first: "one", second: "two", third: 3}
-        await started.stop()
-
-    asyncio.run(life())
+    started = app.hooks.begin()
+    await started.start()
+    assert dict(started.values) == {first: "one", second: "two", third: 3}
+    await started.stop()
     assert said == ["first closed", "last"]
 
 
-def test_hook_of_the_start_that_fails_says_which_and_what_was_opened_is_closed() -> None:
+async def test_hook_of_the_start_that_fails_says_which_and_what_was_opened_is_closed() -> None:
     said: Said = []
     app = App()
 
@@ -194,11 +191,8 @@ def test_hook_of_the_start_that_fails_says_which_and_what_was_opened_is_closed()
     async def broken() -> None:
         raise OSError("no such host")
 
-    async def life() -> None:
-        started = app.hooks.begin()
-        with pytest.raises(HandlerError, match=r"broken.*on_start failed: OSError: no such host"):
-            await started.start()
-        await started.stop()
-
-    asyncio.run(life())
+    started = app.hooks.begin()
+    with pytest.raises(HandlerError, match=r"broken.*on_start failed: OSError: no such host"):
+        await started.start()
+    await started.stop()
     assert said == ["closed"]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from mtask import Task, TaskOption
+from mtask import Task
 from mtask.demo.display import rate_of
 from mtask.demo.watch import Look, outcome_of, rescue_of
+from tests import build
 
 KILLED = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -19,33 +20,13 @@ def at(seconds: float) -> datetime:
 
 
 def run(worker_id: str, status: str, claimed: float, lease: float = 2.5, **more: Any) -> dict[str, Any]:
-    return {
-        "run_id": f"{worker_id}/{claimed}",
-        "worker_id": worker_id,
-        "attempt": 1,
-        "status": status,
-        "claim_time": at(claimed),
-        "ping_expire_time": at(claimed + lease),
-        **more,
-    }
+    return build.run(
+        status, at(claimed), at(claimed + lease), run_id=f"{worker_id}/{claimed}", worker_id=worker_id, **more
+    )
 
 
 def document(*runs: dict[str, Any], status: str = "RUNNING", **state: Any) -> dict[str, Any]:
-    return {
-        "_id": "count:a.py",
-        "name": "count",
-        "key": "a.py",
-        "queue": "demo",
-        "task_option": TaskOption().model_dump(),
-        "task_state": {
-            "status": status,
-            "create_time": at(-10),
-            "failed_cnt": 0,
-            "worker_states": list(runs),
-            **state,
-        },
-        "schema_version": 1,
-    }
+    return build.task("count:a.py", *runs, time=at(-10), queue="demo", state={"status": status, **state})
 
 
 def test_a_preempted_task_tells_when_its_lease_lapsed_and_who_took_it_how_soon() -> None:

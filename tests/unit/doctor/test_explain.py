@@ -17,6 +17,7 @@ from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver import roles as rights
 from mtask.kernel.driver.operation import Operation
 from mtask.search.findings import Level, rough
+from tests import build
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 EVERYTHING = sorted({action for allowed in rights.PRIVILEGES.values() for each in allowed.values() for action in each})
@@ -46,36 +47,13 @@ def worker(worker_id: str = "w1", **other: Any) -> WorkerDocument:
 
 
 def run(worker_id: str, status: str, **other: Any) -> dict[str, Any]:
-    made = {
-        "run_id": f"r-{worker_id}",
-        "worker_id": worker_id,
-        "attempt": 1,
-        "status": status,
-        "claim_time": after(-5),
-        "ping_expire_time": after(30),
-    }
-    return made | other
+    return build.run(status, after(-5), after(30), run_id=f"r-{worker_id}", worker_id=worker_id) | other
 
 
 def task(*runs: dict[str, Any], status: str = "INIT", state: dict[str, Any] | None = None, **options: Any) -> Task:
-    made: dict[str, Any] = {
-        "status": status,
-        "create_time": after(-60),
-        "next_preempt_time": NOW,
-        "failed_cnt": 0,
-        "worker_states": list(runs),
-    }
-    return Task.model_validate(
-        {
-            "_id": "a:b",
-            "name": "a",
-            "key": "b",
-            "queue": "default",
-            "task_option": build_option(options).model_dump(),
-            "task_state": made | (state or {}),
-            "schema_version": 1,
-        }
-    )
+    made = {"status": status, "create_time": after(-60)} | (state or {})
+    option = build_option(options).model_dump()
+    return Task.model_validate(build.task("a:b", *runs, time=NOW, option=option, state=made))
 
 
 def codes(of: Task, *workers: WorkerDocument) -> list[str]:

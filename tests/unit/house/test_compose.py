@@ -167,5 +167,5 @@ def test_make_test_runs_each_check() -> None:
     commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.strip()]
     for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         assert check in commands
-    assert ["python", "-m", "tests.faults.chaos", "--once"] in [command[:4] for command in commands]
+    assert ["python", "-m", "tests.chaos", "--once"] in [command[:4] for command in commands]
     assert commands[-1] == ["pytest", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them

@@ -58,28 +58,25 @@ def test_a_small_number_can_be_had_by_one() -> None:
         assert most_of(Shares(10, "streams", each=2), stack, caller("a")) == 2
 
 
-def test_what_is_given_back_goes_to_those_who_wait_and_patience_ends() -> None:
-    async def scenario() -> None:
-        shares, order = Shares(100, "room"), []
+async def test_what_is_given_back_goes_to_those_who_wait_and_patience_ends() -> None:
+    shares, order = Shares(100, "room"), []
 
-        async def hold(who: str, amount: int) -> None:
-            async with shares.awaited(caller(who), amount, 60.0):
-                order.append(who)
+    async def hold(who: str, amount: int) -> None:
+        async with shares.awaited(caller(who), amount, 60.0):
+            order.append(who)
 
-        async with shares.awaited(caller("a"), 60, 0.0):
-            with pytest.raises(Busy):
-                async with shares.awaited(caller("a"), 10, 0.0):
-                    pass
-            async with shares.awaited(caller("b"), 40, 0.0):
-                waiting = [asyncio.create_task(hold(who, 50)) for who in "cd"]
-                await asyncio.sleep(0)
-                assert order == []
+    async with shares.awaited(caller("a"), 60, 0.0):
+        with pytest.raises(Busy):
+            async with shares.awaited(caller("a"), 10, 0.0):
+                pass
+        async with shares.awaited(caller("b"), 40, 0.0):
+            waiting = [asyncio.create_task(hold(who, 50)) for who in "cd"]
             await asyncio.sleep(0)
-            assert order == [], "there is still too little"
-        await asyncio.gather(*waiting)
-        assert (order, shares.used) == (["c", "d"], 0)
-
-    asyncio.run(scenario())
+            assert order == []
+        await asyncio.sleep(0)
+        assert order == [], "there is still too little"
+    await asyncio.gather(*waiting)
+    assert (order, shares.used) == (["c", "d"], 0)
 
 
 def test_many_logins_of_one_token_end_no_session_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -30,12 +30,6 @@ from tests.explaining import examined_by
 URL = "https://hooks.example.com/a"
 TO = {"url": URL}
 Document = dict[str, Any]
-
-
-@pytest.fixture
-def client(mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as opened:
-        yield opened
 
 
 def end(store: SyncStore, task_id: str, status: Any = RunStatus.SUCCESS, **given: Any) -> None:

@@ -13,8 +13,7 @@ from mtask.features.callbacks.allowed import CallbackOptions, Secret, read_optio
 from mtask.features.callbacks.sending import Seats
 from mtask.features.callbacks.signatures import read_secret
 from mtask.testing import CallbackReceiver
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import until
 
 
@@ -52,24 +51,21 @@ def options_for(*receivers: CallbackReceiver) -> CallbackOptions:
     return CallbackOptions(found.hosts, found.networks, {"default": secret, "acme/default": secret}, timeout=300.0)
 
 
-def test_a_receiver_that_does_not_answer_takes_no_seat_of_another(
-    mongo_uri: str, database_name: str, mongo: Mongo, silent: Silent, receiver: CallbackReceiver
+async def test_a_receiver_that_does_not_answer_takes_no_seat_of_another(
+    working: Working, silent: Silent, receiver: CallbackReceiver
 ) -> None:
-    async def scenario() -> None:
-        callbacks = options_for(silent, receiver)
-        async with working(mongo_uri, database_name, mongo, App(), concurrency=12, features=[callbacks]) as bench:
-            for number in range(12):
-                await bench.client.publish("t", key=f"silent/{number}", callback={"url": silent.url}, delay=3600)
-                await bench.client.cancel("t", f"silent/{number}")
-            # Six seats: three for the receiver that does not answer, and three for others.
-            await until(lambda: len(silent.asked) == 3, message="it has its seats")
-            await bench.client.publish("t", key="other", callback={"url": receiver.url}, delay=3600)
-            await bench.client.cancel("t", "other")
-            await asyncio.to_thread(receiver.wait, 1)
-            assert len(silent.asked) == 3
-            assert all(task.task_state.failed_cnt == 0 for task in await bench.client.find(name="mtask/callback"))
-
-    asyncio.run(scenario())
+    callbacks = options_for(silent, receiver)
+    async with working(App(), concurrency=12, features=[callbacks]) as bench:
+        for number in range(12):
+            await bench.client.publish("t", key=f"silent/{number}", callback={"url": silent.url}, delay=3600)
+            await bench.client.cancel("t", f"silent/{number}")
+        # Six seats: three for the receiver that does not answer, and three for others.
+        await until(lambda: len(silent.asked) == 3, message="it has its seats")
+        await bench.client.publish("t", key="other", callback={"url": receiver.url}, delay=3600)
+        await bench.client.cancel("t", "other")
+        await asyncio.to_thread(receiver.wait, 1)
+        assert len(silent.asked) == 3
+        assert all(task.task_state.failed_cnt == 0 for task in await bench.client.find(name="mtask/callback"))
 
 
 def test_a_tenant_has_its_share_of_the_seats_whatever_its_receivers() -> None:

@@ -18,8 +18,7 @@ from mtask.kernel.operations.change import BATCH
 from mtask.kernel.statements import filters
 from tests.clients import server_now
 from tests.integration.stores import register
-from tests.integration.worker_harness import between, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working, between
 from tests.mongo import until
 
 
@@ -30,8 +29,8 @@ def finished(client: Client, store: SyncStore, count: int) -> None:
     store.tasks.update_many({}, [{"$set": ended}, {"$unset": "task_state.next_preempt_time"}])
 
 
-def test_what_is_called_off_amid_its_batches_removes_no_further_one(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+async def test_what_is_called_off_amid_its_batches_removes_no_further_one(
+    working: Working, client: Client, store: SyncStore
 ) -> None:
     app = App()
 
@@ -39,28 +38,24 @@ def test_what_is_called_off_amid_its_batches_removes_no_further_one(
     async def work() -> None: ...
 
     finished(client, store, 3 * BATCH)
+    async with working(app) as bench:
+        opened = asyncio.Event()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            opened = asyncio.Event()
+        async def wait() -> None:
+            await opened.wait()
 
-            async def wait() -> None:
-                await opened.wait()
-
-            removing = between(bench.worker.parts.features.retention, "remove_older", before=wait)
-            keeping_none = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
-            await until(lambda: removing.seen_cnt, message="the first batch is under way")
-            calling_off = asyncio.create_task(asyncio.to_thread(client.keep, "default"))
-            await until(lambda: not bench.worker.parts.features.controls.keeps, message="heard of it")
-            opened.set()
-            await calling_off
-            await keeping_none
-            assert bench.count("SUCCESS") == 2 * BATCH
-            await asyncio.to_thread(client.keep, "default", success=2 * BATCH - 1)
-            await until(lambda: bench.count("SUCCESS") < 2 * BATCH, message="looked again")
-            assert bench.count("SUCCESS") == 2 * BATCH - 1
-
-    asyncio.run(scenario())
+        removing = between(bench.store, "remove_older", before=wait)
+        keeping_none = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
+        await until(lambda: removing.seen_cnt, message="the first batch is under way")
+        calling_off = asyncio.create_task(asyncio.to_thread(client.keep, "default"))
+        await until(lambda: not bench.worker.parts.features.controls.keeps, message="heard of it")
+        opened.set()
+        await calling_off
+        await keeping_none
+        assert bench.count("SUCCESS") == 2 * BATCH
+        await asyncio.to_thread(client.keep, "default", success=2 * BATCH - 1)
+        await until(lambda: bench.count("SUCCESS") < 2 * BATCH, message="looked again")
+        assert bench.count("SUCCESS") == 2 * BATCH - 1
 
 
 def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> None:
@@ -76,13 +71,8 @@ def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> 
     assert sorted(task.key for task in client.find()) == ["a", "b", "d"]
 
 
-def test_a_task_that_was_run_again_amid_a_batch_stays(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Mongo,
-    client: Client,
-    store: SyncStore,
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_task_that_was_run_again_amid_a_batch_stays(
+    working: Working, client: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "_INTERVAL", 1.0)  # else the second look comes after 30 to 90 s
     app = App()
@@ -91,25 +81,21 @@ def test_a_task_that_was_run_again_amid_a_batch_stays(
     async def done() -> None: ...
 
     finished(client, store, 3)
+    async with working(app) as bench:
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async def run_again() -> None:
+            await bench.client.rerun("done", "0")
+            await bench.status("done:0", "SUCCESS")
 
-            async def run_again() -> None:
-                await bench.client.rerun("done", "0")
-                await bench.status("done:0", "SUCCESS")
-
-            between(bench.worker.parts.features.retention, "remove_older", amid=run_again)
-            await asyncio.to_thread(client.keep, "default", success=1)
-            await until(lambda: client.count() < 3, message="removed")
-            # It is the newest now. So the next look removes the task 2.
-            await until(lambda: [task.key for task in client.find()] == ["0"], message="only the task that ran again")
-
-    asyncio.run(scenario())
+        between(bench.store, "remove_older", amid=run_again)
+        await asyncio.to_thread(client.keep, "default", success=1)
+        await until(lambda: client.count() < 3, message="removed")
+        # It is the newest now. So the next look removes the task 2.
+        await until(lambda: [task.key for task in client.find()] == ["0"], message="only the task that ran again")
 
 
-def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, store: SyncStore
+async def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
+    working: Working, client: Client, store: SyncStore
 ) -> None:
     app = App()
     beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
@@ -118,23 +104,19 @@ def test_a_batch_that_comes_when_the_heartbeat_has_run_out_removes_nothing(
     async def done() -> None: ...
 
     finished(client, store, 2)
+    async with working(app, **beats) as bench:
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
+        async def wait() -> None:
+            until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
+            await until(lambda: server_now(store) > until_when, message="run out")
 
-            async def wait() -> None:
-                until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
-                await until(lambda: server_now(store) > until_when, message="run out")
-
-            removing = between(bench.worker.parts.features.retention, "remove_older", before=wait)
-            bench.worker.parts.pinger.beat_now()
-            keeping = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
-            await until(lambda: removing.seen_cnt, message="a batch is under way")
-            await bench.worker.parts.features.retention.until_landed()
-            await keeping
-            assert bench.count("SUCCESS") == 2
-
-    asyncio.run(scenario())
+        removing = between(bench.store, "remove_older", before=wait)
+        bench.worker.parts.pinger.beat_now()
+        keeping = asyncio.create_task(asyncio.to_thread(client.keep, "default", success=0))
+        await until(lambda: removing.seen_cnt, message="a batch is under way")
+        await bench.worker.parts.features.retention.until_landed()
+        await keeping
+        assert bench.count("SUCCESS") == 2
 
 
 def test_nothing_is_removed_when_the_heartbeat_has_run_out(client: Client, store: SyncStore) -> None:

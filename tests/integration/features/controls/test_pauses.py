@@ -20,7 +20,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements import filters
 from mtask.kernel.worker.running import claim as recovery
 from tests.integration.stores import publish, register, stored
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -41,44 +41,36 @@ def app() -> App:
     return made
 
 
-def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+async def test_nothing_is_claimed_by_any_worker_once_the_call_has_returned(
+    working: Working, app: App, client: Client
 ) -> None:
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            benches = [
-                await stack.enter_async_context(
-                    working(mongo_uri, database_name, mongo, app, worker_id=f"w{n}", concurrency=20)
-                )
-                for n in range(3)
-            ]
-            is_over = False
+    async with AsyncExitStack() as stack:
+        benches = [await stack.enter_async_context(working(app, worker_id=f"w{n}", concurrency=20)) for n in range(3)]
+        is_over = False
 
-            async def flood() -> None:
-                number = 0
-                while not is_over:
-                    number += 1
-                    await benches[0].client.publish("send", key=f"flood-{number}", queue="mail")
+        async def flood() -> None:
+            number = 0
+            while not is_over:
+                number += 1
+                await benches[0].client.publish("send", key=f"flood-{number}", queue="mail")
 
-            flooding = asyncio.create_task(flood())
-            tasks = benches[0].tasks
-            await until(lambda: tasks.count_documents({"task_state.status": "SUCCESS"}) > 50, message="under way")
+        flooding = asyncio.create_task(flood())
+        tasks = benches[0].tasks
+        await until(lambda: tasks.count_documents({"task_state.status": "SUCCESS"}) > 50, message="under way")
 
-            async def pause_and_resume() -> None:
-                await asyncio.to_thread(client.pause, queue="mail")
-                late = {"task_state.worker_states.claim_time": {"$gt": client.server_time()}}
-                waiting = tasks.count_documents({"task_state.status": "INIT"})
-                await until(lambda: tasks.count_documents({"task_state.status": "INIT"}) > waiting + 20)
-                assert tasks.count_documents(late) == 0
-                await asyncio.to_thread(client.resume, queue="mail")
-                await until(lambda: tasks.count_documents(late) > 0, 5.0, "claimed again")
+        async def pause_and_resume() -> None:
+            await asyncio.to_thread(client.pause, queue="mail")
+            late = {"task_state.worker_states.claim_time": {"$gt": client.server_time()}}
+            waiting = tasks.count_documents({"task_state.status": "INIT"})
+            await until(lambda: tasks.count_documents({"task_state.status": "INIT"}) > waiting + 20)
+            assert tasks.count_documents(late) == 0
+            await asyncio.to_thread(client.resume, queue="mail")
+            await until(lambda: tasks.count_documents(late) > 0, 5.0, "claimed again")
 
-            for _ in range(3):
-                await pause_and_resume()
-            is_over = True
-            await flooding
-
-    asyncio.run(scenario())
+        for _ in range(3):
+            await pause_and_resume()
+        is_over = True
+        await flooding
 
 
 async def told(bench: Bench) -> list[dict[str, Any]]:
@@ -95,117 +87,93 @@ async def told(bench: Bench) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["claim", "lost claim"])
-def test_a_pause_returns_when_what_was_under_way_has_landed(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Mongo,
-    app: App,
-    client: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    is_lost: bool,
+async def test_a_pause_returns_when_what_was_under_way_has_landed(
+    working: Working, app: App, client: Client, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     monkeypatch.setattr(recovery, "_SETTLED", 0.0)
+    async with working(app) as bench:
+        worker, lands = bench.worker, asyncio.Event()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            worker, lands = bench.worker, asyncio.Event()
+        async def hold() -> None:
+            await lands.wait()
 
-            async def hold() -> None:
-                await lands.wait()
+        async def lose() -> None:
+            if claiming.seen_cnt == 1:
+                raise DatabaseUnavailable("no answer")
 
-            async def lose() -> None:
-                if claiming.seen_cnt == 1:
-                    raise DatabaseUnavailable("no answer")
+        claiming = between(bench.store, "claim", before=lose if is_lost else hold)
+        between(bench.store, "run_statuses", before=hold)  # the last look at what a lost claim took
+        await bench.client.publish("other", key="1")
+        under_way = worker.parts.recovery.jobs if is_lost else worker.parts.claimer._in_flight
+        await until(lambda: under_way, message="under way")
+        pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
+        try:
+            await until(lambda: worker.parts.scope.served.paused_names, message="heard of it")
+            assert await told(bench) == []
+        finally:
+            lands.set()
+        await pausing
+        assert not under_way
+        assert [seen["_id"] for seen in await told(bench)] == ["name:other"]
 
-            claiming = between(worker.parts.sender, "claim", before=lose if is_lost else hold)
-            between(worker.parts.recovery, "run_statuses", before=hold)  # the last look at what a lost claim took
+
+async def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
+    working: Working, app: App, client: Client
+) -> None:
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        with bench.backed_up():
             await bench.client.publish("other", key="1")
-            under_way = worker.parts.recovery.jobs if is_lost else worker.parts.claimer._in_flight
-            await until(lambda: under_way, message="under way")
-            pausing = asyncio.create_task(asyncio.to_thread(client.pause, name="other"))
-            try:
-                await until(lambda: worker.parts.scope.served.paused_names, message="heard of it")
-                assert await told(bench) == []
-            finally:
-                lands.set()
-            await pausing
-            assert not under_way
-            assert [seen["_id"] for seen in await told(bench)] == ["name:other"]
-
-    asyncio.run(scenario())
+            await until(lambda: "other:1" in parts.queue, message="queued")
+            await asyncio.to_thread(client.pause, name="other")
+            assert "other:1" in parts.queue
+        await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="tried")
+        assert (parts.adoption.won_cnt, bench.state("other:1")["status"]) == (0, "INIT")
+        await asyncio.to_thread(client.resume, name="other")
+        await bench.status("other:1", "SUCCESS")
 
 
-def test_what_was_queued_here_before_a_pause_is_not_claimed_after_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
-) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            with bench.backed_up():
-                await bench.client.publish("other", key="1")
-                await until(lambda: "other:1" in parts.queue, message="queued")
-                await asyncio.to_thread(client.pause, name="other")
-                assert "other:1" in parts.queue
-            await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="tried")
-            assert (parts.adoption.won_cnt, bench.state("other:1")["status"]) == (0, "INIT")
-            await asyncio.to_thread(client.resume, name="other")
-            await bench.status("other:1", "SUCCESS")
-
-    asyncio.run(scenario())
-
-
-def test_other_queues_and_names_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
-) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await asyncio.to_thread(client.pause, name="send")
-            for name, queue in (("send", "mail"), ("receive", "mail"), ("other", "default")):
-                await bench.client.publish(name, key="1", queue=queue)
-            await bench.status("receive:1", "SUCCESS")
-            await bench.status("other:1", "SUCCESS")
-            await asyncio.to_thread(client.pause, queue="mail")
-            await bench.client.publish("receive", key="2", queue="mail")
-            await bench.client.publish("other", key="2")
-            await bench.status("other:2", "SUCCESS")
-            assert (bench.state("send:1")["status"], bench.state("receive:2")["status"]) == ("INIT", "INIT")
-            await asyncio.to_thread(client.resume, queue="mail")
-            await bench.status("receive:2", "SUCCESS", 5.0)
-            assert bench.state("send:1")["status"] == "INIT"
-            await asyncio.to_thread(client.resume, name="send")
-            await bench.status("send:1", "SUCCESS", 5.0)
-
-    asyncio.run(scenario())
+async def test_other_queues_and_names_go_on(working: Working, app: App, client: Client) -> None:
+    async with working(app) as bench:
+        await asyncio.to_thread(client.pause, name="send")
+        for name, queue in (("send", "mail"), ("receive", "mail"), ("other", "default")):
+            await bench.client.publish(name, key="1", queue=queue)
+        await bench.status("receive:1", "SUCCESS")
+        await bench.status("other:1", "SUCCESS")
+        await asyncio.to_thread(client.pause, queue="mail")
+        await bench.client.publish("receive", key="2", queue="mail")
+        await bench.client.publish("other", key="2")
+        await bench.status("other:2", "SUCCESS")
+        assert (bench.state("send:1")["status"], bench.state("receive:2")["status"]) == ("INIT", "INIT")
+        await asyncio.to_thread(client.resume, queue="mail")
+        await bench.status("receive:2", "SUCCESS", 5.0)
+        assert bench.state("send:1")["status"] == "INIT"
+        await asyncio.to_thread(client.resume, name="send")
+        await bench.status("send:1", "SUCCESS", 5.0)
 
 
 @pytest.mark.parametrize("what", [{"queue": "default"}, {"name": "other"}])
-def test_what_is_resumed_is_claimed_within_100_ms(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client, what: dict[str, str]
+async def test_what_is_resumed_is_claimed_within_100_ms(
+    working: Working, app: App, client: Client, what: dict[str, str]
 ) -> None:
     delays = []
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            for turn in range(30):  # a busy machine needs some tries
-                await asyncio.to_thread(client.pause, **what)  # type: ignore[arg-type]
-                heard = bench.worker.parts.stream.event_cnt
-                await bench.client.publish("other", key=str(turn))
-                await bench.heard(heard)
-                resumed = await asyncio.to_thread(client.resume, **what)  # type: ignore[arg-type]
-                await bench.status(f"other:{turn}", "SUCCESS")
-                claimed = bench.state(f"other:{turn}")["worker_states"][0]["claim_time"]
-                delays.append(claimed - resumed.update_time)  # both by the server's clock
-                if turn >= 4 and min(delays) <= timedelta(milliseconds=100):
-                    break
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        for turn in range(30):  # a busy machine needs some tries
+            await asyncio.to_thread(client.pause, **what)  # type: ignore[arg-type]
+            heard = bench.worker.parts.stream.event_cnt
+            await bench.client.publish("other", key=str(turn))
+            await bench.heard(heard)
+            resumed = await asyncio.to_thread(client.resume, **what)  # type: ignore[arg-type]
+            await bench.status(f"other:{turn}", "SUCCESS")
+            claimed = bench.state(f"other:{turn}")["worker_states"][0]["claim_time"]
+            delays.append(claimed - resumed.update_time)  # both by the server's clock
+            if turn >= 4 and min(delays) <= timedelta(milliseconds=100):
+                break
     assert all(timedelta(0) <= delay < timedelta(seconds=2.5) for delay in delays), delays  # no scan brought it
     assert min(delays) <= timedelta(milliseconds=100), delays
 
 
-def test_what_runs_goes_on_and_its_retry_waits(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_what_runs_goes_on_and_its_retry_waits(working: Working, client: Client) -> None:
     app, gate = App(), asyncio.Event()
 
     @app.task(unexpected_retry_delay_ms=0)
@@ -214,41 +182,34 @@ def test_what_runs_goes_on_and_its_retry_waits(
         if fails and client.get("work", "b").task_state.failed_cnt == 0:
             raise ValueError("once")
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("work", {"fails": False}, key="a")
-            await bench.client.publish("work", {"fails": True}, key="b", unexpected_retry_delay_ms=0)
-            await until(lambda: bench.count("RUNNING") == 2, message="both run")
-            await asyncio.to_thread(client.pause, name="work")
-            gate.set()
-            await bench.status("work:a", "SUCCESS")
-            await until(lambda: bench.state("work:b")["failed_cnt"] == 1, message="it failed")
-            heard = bench.worker.parts.stream.event_cnt
-            await bench.client.publish("work", {"fails": False}, key="c")
-            await bench.heard(heard)
-            assert (bench.state("work:b")["status"], bench.state("work:c")["status"]) == ("INIT", "INIT")
-            await asyncio.to_thread(client.resume, name="work")
-            await bench.status("work:b", "SUCCESS", 5.0)
-            await bench.status("work:c", "SUCCESS", 5.0)
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish("work", {"fails": False}, key="a")
+        await bench.client.publish("work", {"fails": True}, key="b", unexpected_retry_delay_ms=0)
+        await until(lambda: bench.count("RUNNING") == 2, message="both run")
+        await asyncio.to_thread(client.pause, name="work")
+        gate.set()
+        await bench.status("work:a", "SUCCESS")
+        await until(lambda: bench.state("work:b")["failed_cnt"] == 1, message="it failed")
+        heard = bench.worker.parts.stream.event_cnt
+        await bench.client.publish("work", {"fails": False}, key="c")
+        await bench.heard(heard)
+        assert (bench.state("work:b")["status"], bench.state("work:c")["status"]) == ("INIT", "INIT")
+        await asyncio.to_thread(client.resume, name="work")
+        await bench.status("work:b", "SUCCESS", 5.0)
+        await bench.status("work:c", "SUCCESS", 5.0)
 
 
-def test_a_worker_that_starts_later_goes_by_it_from_the_first_claim_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+async def test_a_worker_that_starts_later_goes_by_it_from_the_first_claim_on(
+    working: Working, app: App, client: Client
 ) -> None:
     client.pause(queue="mail")
     client.publish("send", key="1", queue="mail")
     client.publish("other", key="1")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.status("other:1", "SUCCESS")
-            assert bench.state("send:1")["status"] == "INIT"
-            await asyncio.to_thread(client.resume, queue="mail")
-            await bench.status("send:1", "SUCCESS", 5.0)
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.status("other:1", "SUCCESS")
+        assert bench.state("send:1")["status"] == "INIT"
+        await asyncio.to_thread(client.resume, queue="mail")
+        await bench.status("send:1", "SUCCESS", 5.0)
 
 
 def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[filters.Filter]) -> list[int]:
@@ -268,29 +229,25 @@ def claimed_in_every_way(store: SyncStore, keys: Sequence[str], also: Sequence[f
     return found
 
 
-def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+async def test_a_claim_that_comes_when_the_heartbeat_has_run_out_is_not_valid(
+    working: Working, app: App, client: Client
 ) -> None:
     beats: dict[str, Any] = {"heartbeat_interval": timedelta(hours=1), "heartbeat_timeout": timedelta(seconds=4)}
+    async with working(app, **beats) as bench:
+        parts = bench.worker.parts
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, **beats) as bench:
-            parts = bench.worker.parts
+        async def wait() -> None:
+            if claiming.seen_cnt == 1:
+                until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
+                await until(lambda: client.server_time() > until_when, message="run out")
 
-            async def wait() -> None:
-                if claiming.seen_cnt == 1:
-                    until_when = (bench.registry.find_one() or {})["heartbeat_expire_time"]
-                    await until(lambda: client.server_time() > until_when, message="run out")
-
-            claiming = between(parts.sender, "claim", before=wait)
-            bench.worker.parts.pinger.beat_now()
-            await bench.client.publish("other", key="1")
-            await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="landed")
-            assert parts.sender.lost_cnt == 1
-            bench.worker.parts.pinger.beat_now()
-            await bench.status("other:1", "SUCCESS")
-
-    asyncio.run(scenario())
+        claiming = between(bench.store, "claim", before=wait)
+        bench.worker.parts.pinger.beat_now()
+        await bench.client.publish("other", key="1")
+        await until(lambda: parts.adoption.won_cnt or parts.sender.lost_cnt, message="landed")
+        assert parts.sender.lost_cnt == 1
+        bench.worker.parts.pinger.beat_now()
+        await bench.status("other:1", "SUCCESS")
 
 
 def test_a_worker_whose_heartbeat_has_expired_claims_nothing(store: SyncStore) -> None:
@@ -369,52 +326,44 @@ def write(mongo: Mongo, database: str, change: dict[str, Any]) -> None:
     assert mongo[database]["controls"].update_one({"_id": "queue:mail"}, change).modified_count == 1
 
 
-def test_where_no_good_one_is_known_what_a_malformed_control_is_for_is_paused(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client
+async def test_where_no_good_one_is_known_what_a_malformed_control_is_for_is_paused(
+    working: Working, database_name: str, mongo: Mongo, app: App, client: Client
 ) -> None:
     client.resume(queue="mail")
     write(mongo, database_name, {"$set": {"paused": "no"}})
     with pytest.raises(SchemaMismatch, match="queue:mail"):
         client.controls()
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("send", key="1", queue="mail")
-            await bench.client.publish("other", key="1")
-            await bench.status("other:1", "SUCCESS")
-            assert bench.state("send:1")["status"] == "INIT"
-            await asyncio.to_thread(client.resume, queue="mail")  # mends it
-            await bench.status("send:1", "SUCCESS", 5.0)
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish("send", key="1", queue="mail")
+        await bench.client.publish("other", key="1")
+        await bench.status("other:1", "SUCCESS")
+        assert bench.state("send:1")["status"] == "INIT"
+        await asyncio.to_thread(client.resume, queue="mail")  # mends it
+        await bench.status("send:1", "SUCCESS", 5.0)
 
 
-def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App, client: Client, caplog: pytest.LogCaptureFixture
+async def test_what_a_malformed_control_last_said_holds_but_nothing_is_removed_by_it(
+    working: Working, database_name: str, mongo: Mongo, app: App, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.pause(queue="mail")
     client.limit("mail", concurrency=1)
     client.keep("mail", fail=0)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            controls = bench.worker.parts.features.controls
-            assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
-            write(mongo, database_name, {"$set": {"limit.starts": 5}})
-            await until(lambda: "its last readable version stays in force" in caplog.text, message="it was read")
-            await until(lambda: not controls.keeps, message="taken up")
-            assert (list(controls.served.paused_queues), list(controls.limits)) == (["mail"], ["mail"])
-            await bench.client.publish("send", key="1", queue="mail")
-            await bench.client.publish("other", key="1")
-            await bench.status("other:1", "SUCCESS")
-            assert bench.state("send:1")["status"] == "INIT"
-            with pytest.raises(SchemaMismatch, match=r"mtask .*limit"):
-                await asyncio.to_thread(client.resume, queue="mail")
-            await asyncio.to_thread(client.limit, "mail")  # mends it, and now it is resumed
-            await bench.status("send:1", "SUCCESS", 5.0)
-            assert (controls.limits, list(controls.keeps)) == ({}, ["mail"])
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        controls = bench.worker.parts.features.controls
+        assert (list(controls.limits), list(controls.keeps)) == (["mail"], ["mail"])
+        write(mongo, database_name, {"$set": {"limit.starts": 5}})
+        await until(lambda: "its last readable version stays in force" in caplog.text, message="it was read")
+        await until(lambda: not controls.keeps, message="taken up")
+        assert (list(controls.served.paused_queues), list(controls.limits)) == (["mail"], ["mail"])
+        await bench.client.publish("send", key="1", queue="mail")
+        await bench.client.publish("other", key="1")
+        await bench.status("other:1", "SUCCESS")
+        assert bench.state("send:1")["status"] == "INIT"
+        with pytest.raises(SchemaMismatch, match=r"mtask .*limit"):
+            await asyncio.to_thread(client.resume, queue="mail")
+        await asyncio.to_thread(client.limit, "mail")  # mends it, and now it is resumed
+        await bench.status("send:1", "SUCCESS", 5.0)
+        assert (controls.limits, list(controls.keeps)) == ({}, ["mail"])
 
 
 @pytest.mark.parametrize(

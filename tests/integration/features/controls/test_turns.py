@@ -18,7 +18,7 @@ from mtask.kernel.operations import find_due as finding
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.process.part import ScanTarget
 from tests.integration.stores import ready_store
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -59,9 +59,7 @@ def in_order(bench: Bench) -> list[str]:
     return [tenant for _, tenant in sorted(runs)]
 
 
-def test_the_few_tasks_of_some_tenants_start_before_the_many_of_another(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_the_few_tasks_of_some_tenants_start_before_the_many_of_another(working: Working, client: Client) -> None:
     """Both workers begin with scans, which find the flood first by age and by priority."""
     recorder = Recorder()
     recorder.gate.set()
@@ -70,59 +68,45 @@ def test_the_few_tasks_of_some_tenants_start_before_the_many_of_another(
     publish(client, "beta", 5)
     publish(client, "coro", 5)
     publish(client, None, 5)
-
-    async def scenario() -> None:
-        async with (
-            working(mongo_uri, database_name, mongo, recorder.app, worker_id="w1", concurrency=2) as bench,
-            working(mongo_uri, database_name, mongo, recorder.app, worker_id="w2", concurrency=2),
-        ):
-            await until(lambda: bench.count("SUCCESS") == FLOOD + 15, message="all done")
-            order = in_order(bench)
-            last_of_few = max(index for index, tenant in enumerate(order) if tenant != "flood")
-            # Groups of up to 22 are claimed at once, and each of the two workers meets others at its own pace.
-            assert order[:last_of_few].count("flood") < FLOOD / 2
-
-    asyncio.run(scenario())
+    async with (
+        working(recorder.app, worker_id="w1", concurrency=2) as bench,
+        working(recorder.app, worker_id="w2", concurrency=2),
+    ):
+        await until(lambda: bench.count("SUCCESS") == FLOOD + 15, message="all done")
+        order = in_order(bench)
+        last_of_few = max(index for index, tenant in enumerate(order) if tenant != "flood")
+        # Groups of up to 22 are claimed at once, and each of the two workers meets others at its own pace.
+        assert order[:last_of_few].count("flood") < FLOOD / 2
 
 
-def test_task_of_another_tenant_is_next_though_a_flood_was_there_first(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_task_of_another_tenant_is_next_though_a_flood_was_there_first(working: Working, client: Client) -> None:
     """It comes by the change stream, while a worker knows of nothing but the flood."""
     recorder = Recorder()
     client.set_fair("default")
     publish(client, "flood", FLOOD)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, recorder.app, concurrency=1) as bench:
-            await until(lambda: bench.count("RUNNING") >= 1, message="one runs")
-            bench.stop_scans()
-            bench.worker.parts.queue.capacity = 20
-            heard = bench.worker.parts.stream.event_cnt
-            publish(client, "more", 100)
-            publish(client, "beta", 3)
-            await bench.heard(heard + 102)
-            recorder.gate.set()
-            await until(lambda: bench.tasks.count_documents({"tenant": "beta", "task_state.status": "SUCCESS"}) == 3)
-            order = in_order(bench)
-            assert len(order) < FLOOD / 2, "of the tasks in the worker's memory, a part was claimed"
-
-    asyncio.run(scenario())
+    async with working(recorder.app, concurrency=1) as bench:
+        await until(lambda: bench.count("RUNNING") >= 1, message="one runs")
+        bench.stop_scans()
+        bench.worker.parts.queue.capacity = 20
+        heard = bench.worker.parts.stream.event_cnt
+        publish(client, "more", 100)
+        publish(client, "beta", 3)
+        await bench.heard(heard + 102)
+        recorder.gate.set()
+        await until(lambda: bench.tasks.count_documents({"tenant": "beta", "task_state.status": "SUCCESS"}) == 3)
+        order = in_order(bench)
+        assert len(order) < FLOOD / 2, "of the tasks in the worker's memory, a part was claimed"
 
 
-def test_queue_without_fair_turns_goes_by_age(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+async def test_queue_without_fair_turns_goes_by_age(working: Working, client: Client) -> None:
     recorder = Recorder()
     recorder.gate.set()
     publish(client, "flood", 100)
     publish(client, "beta", 3)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, recorder.app, concurrency=1) as bench:
-            await until(lambda: bench.count("SUCCESS") == 103, message="all done")
-            # The tasks of one group have one claim_time, and a worker with one slot claims few at once.
-            assert in_order(bench).index("beta") > 60
-
-    asyncio.run(scenario())
+    async with working(recorder.app, concurrency=1) as bench:
+        await until(lambda: bench.count("SUCCESS") == 103, message="all done")
+        # The tasks of one group have one claim_time, and a worker with one slot claims few at once.
+        assert in_order(bench).index("beta") > 60
 
 
 class Ring:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,11 @@ from mtask.kernel.document.parts import NO_KEYS, READABLE, Sealed
 from mtask.kernel.driver.codec import Owner
 from mtask.search.findings import Level
 from tests.integration.features.isolation import isolated
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working, working_on
 from tests.keys import MARKER, encryption_of, everything_in, make_keys
 from tests.mongo import Client, until
 
 QUEUE = "mail"
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def app_of_secrets(seen: list[Any]) -> App:
@@ -105,13 +94,12 @@ async def secret_bench(
     """Run a worker with keys, and open a client with keys."""
     keys = options.pop("encryption", encryption_of(database))
     async with (
-        working(uri, database, mongo, app, encryption=keys, **options) as bench,
+        working_on(uri, database, mongo, app, encryption=keys, **options) as bench,
         AsyncClient(uri, database=database, encryption=encryption_of(database)) as client,
     ):
         yield bench, client
 
 
-@in_loop
 async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, database_name: str, mongo: Client) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     seen: list[Any] = []
@@ -178,14 +166,13 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
-@in_loop
 async def test_worker_without_keys_claims_nothing_encrypted(
-    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture
+    working: Working, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
     async with (
-        working(mongo_uri, database_name, mongo, app) as bench,
+        working(app) as bench,
         AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client,
     ):
         with caplog.at_level(logging.ERROR):
@@ -215,14 +202,13 @@ async def test_worker_without_keys_claims_nothing_encrypted(
             record for record in caplog.records if record.getMessage() == "encrypted tasks are left to other workers"
         ]
         assert len(said) == 1, "once"
-        async with working(mongo_uri, database_name, mongo, app, "w2", encryption=encryption_of(database_name)):
+        async with working(app, "w2", encryption=encryption_of(database_name)):
             for number in range(20):
                 await client.wait("echo", str(number), timeout=20)
 
 
-@in_loop
 async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_lost(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
@@ -233,12 +219,13 @@ async def test_worker_with_the_wrong_master_key_hands_back_and_the_task_is_not_l
         state = bench.state("echo:k")
         assert [run["fail_reason"] for run in state["worker_states"]] == ["handed back: this worker cannot decrypt it"]
         assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
-        async with working(mongo_uri, database_name, mongo, app, "w2", encryption=encryption_of(database_name)):
+        async with working(app, "w2", encryption=encryption_of(database_name)):
             assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
 
 
-@in_loop
-async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_value_of_another_task_is_refused(
+    working: Working, mongo_uri: str, database_name: str, mongo: Client
+) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
     async with AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client:
@@ -248,15 +235,14 @@ async def test_value_of_another_task_is_refused(mongo_uri: str, database_name: s
         stolen = tasks.find_one({"_id": "echo:b"})
         assert stolen is not None
         tasks.update_one({"_id": "echo:a"}, {"$set": {"params": stolen["params"]}})
-        async with working(mongo_uri, database_name, mongo, app, encryption=encryption_of(database_name)):
+        async with working(app, encryption=encryption_of(database_name)):
             with pytest.raises(TaskFailed, match="encrypted for another task or field"):
                 await client.result("echo", "a", timeout=20)
             assert await client.result("echo", "b", timeout=20) == {"text": f"{MARKER} other"}
 
 
-@in_loop
 async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_value(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     seen: list[Any] = []
@@ -303,7 +289,7 @@ async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_v
         }
         for task_id, (change, _) in forged.items():
             tasks.update_one({"_id": task_id}, change)
-        async with working(mongo_uri, database_name, mongo, app, encryption=strict):
+        async with working(app, encryption=strict):
             for task_id, (_, said) in forged.items():
                 with pytest.raises(TaskFailed, match=f"it cannot be run here: DecryptionFailed: .*{said}"):
                     await client.result(*task_id.split(":"), timeout=20)
@@ -313,7 +299,6 @@ async def test_worker_ends_a_task_into_which_somebody_put_a_readable_or_copied_v
     assert seen == ["good", "fired"]
 
 
-@in_loop
 async def test_what_is_put_readable_beside_a_run_is_refused(mongo_uri: str, database_name: str, mongo: Client) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = app_of_secrets([])
@@ -355,7 +340,6 @@ async def test_what_is_put_readable_beside_a_run_is_refused(mongo_uri: str, data
         assert [each.message for each in log.lines] == [f"(refused: {READABLE})"]
 
 
-@in_loop
 async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encrypted_task_returns(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -374,7 +358,6 @@ async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encry
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
-@in_loop
 async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_readable(
     mongo_uri: str, database_name: str, mongo: Client
 ) -> None:
@@ -413,7 +396,6 @@ def forget(vault: Vault) -> None:
     vault._by_id = {key_id: replace(key, known_until=0.0) for key_id, key in vault._by_id.items()}
 
 
-@in_loop
 async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,15 +427,14 @@ async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
         assert failed == 2
 
 
-@in_loop
 async def test_task_published_before_the_key_was_known_is_readable_and_its_result_is_not(
-    mongo_uri: str, database_name: str, mongo: Client
+    working: Working, mongo_uri: str, database_name: str
 ) -> None:
     app = app_of_secrets([])
     async with AsyncClient(mongo_uri, database=database_name, encryption=encryption_of(database_name)) as client:
         await client.publish("echo", {"text": "early"}, key="k", queue=QUEUE)
         make_keys(mongo_uri, database_name, f"queue:{QUEUE}", "tenant:acme")
-        async with working(mongo_uri, database_name, mongo, app, encryption=encryption_of(database_name)) as bench:
+        async with working(app, encryption=encryption_of(database_name)) as bench:
             assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} early"}
             document = bench.document("echo:k")
             assert (document["params"], "sealed" in document) == ({"text": "early"}, False)
@@ -466,7 +447,6 @@ async def test_task_published_before_the_key_was_known_is_readable_and_its_resul
             assert bench.document("echo:acme:1")["sealed"] == "tenant:acme", "before that of the queue"
 
 
-@in_loop
 async def test_executors_get_decrypted_params_and_encrypt_in_transactions(
     mongo_uri: str, database_name: str, mongo: Client, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from mtask.features.encryption.cipher import Cipher
 from mtask.kernel.document.parts import Sealed
 from mtask.kernel.driver.codec import Owner
 from mtask.kernel.operations.encode import PARAMS
+from tests import build
 from tests.clients import KINDS, AnyClient, Kind, open_client
 from tests.keys import MARKER, MASTER_KEY, encryption_of, make_keys
 from tests.mongo import Client as Mongo
@@ -111,17 +111,9 @@ def test_what_a_writer_puts_readable_or_copied_into_an_encrypted_task_is_refused
     first, second = (client.tasks.find_one({"_id": f"a:acme:{key}"}) for key in (1, 2))
     assert first is not None
     assert second is not None
-    run = {
-        "run_id": "r",
-        "worker_id": "w",
-        "attempt": 1,
-        "status": "SUCCESS",
-        "claim_time": first["task_state"]["create_time"],
-        "ping_expire_time": first["task_state"]["create_time"],
-        "success_time": first["task_state"]["create_time"],
-        "returns": "forged",
-        "progress": {"message": "forged", "time": first["task_state"]["create_time"]},
-    }
+    made = first["task_state"]["create_time"]
+    progress = {"message": "forged", "time": made}
+    run = build.run("SUCCESS", made, made, success_time=made, returns="forged", progress=progress)
     forged = {
         "lookup": [{"k": "user", "v": second["lookup"][0]["v"]}],
         "task_state.worker_states": [run],
@@ -372,12 +364,9 @@ def test_worker_that_knows_no_encryption_holds_up_publishing(client: Client, mon
     registry.delete_one({"_id": "old"})
 
 
-def test_client_without_access_to_the_key_vault_says_what_to_give(database_name: str) -> None:
-    async def scenario() -> None:
-        async with AsyncMongoClient[Any](connect=False) as source:
-            with pytest.raises(InvalidInput, match=r"Encryption\(uri="):
-                AsyncClient(source, database=database_name, encryption=encryption_of(database_name))
-
-    asyncio.run(scenario())
+async def test_client_without_access_to_the_key_vault_says_what_to_give(database_name: str) -> None:
+    async with AsyncMongoClient[Any](connect=False) as source:
+        with pytest.raises(InvalidInput, match=r"Encryption\(uri="):
+            AsyncClient(source, database=database_name, encryption=encryption_of(database_name))
     with pytest.raises(InvalidInput, match="Encryption"):
         Client("mongodb://127.0.0.1:1", encryption={"local": {}})  # type: ignore[arg-type]

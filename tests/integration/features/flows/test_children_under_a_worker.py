@@ -12,8 +12,7 @@ from mtask import App, Child, Context, Fail, Flow, LeaseLost, Next
 from mtask.errors import InvalidFlow, InvalidOption, MtaskError, NotInFlow, StepExists
 from mtask.testing import bench
 from tests.integration.features.flows.test_flows import Document, ended, statuses, steps
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import until
 
 
@@ -56,29 +55,25 @@ def make_app(seen: dict[str, Any]) -> App:
     return app
 
 
-def test_dependents_wait_for_children_and_get_their_results(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_dependents_wait_for_children_and_get_their_results(working: Working) -> None:
     seen: dict[str, Any] = {}
-
-    async def scenario() -> None:
-        queues = ["default", "fast"]
-        async with working(mongo_uri, database_name, mongo, make_app(seen), queues=queues) as bench:
-            flow = Flow("f", priority=3)
-            split = flow.add("split", "split", {"parts": 250})
-            flow.add("total", "total", after=[split])
-            await bench.client.publish_flow(flow)
-            await ended(bench)
-            assert set(statuses(bench).values()) == {"SUCCESS"}
-            found = steps(bench)
-            released = found["total"]["flow"]["release_time"]
-            children = [document for document in found.values() if document["flow"].get("ancestors")]
-            assert len(children) == 251
-            assert all(document["task_state"]["finish_time"] <= released for document in children)
-            assert found["part-7"]["flow"]["ancestors"] == ["split:f/split"]
-            assert found["part-7"]["task_option"]["priority"] == 3
-            assert (found["extra"]["task_option"]["priority"], found["extra"]["queue"]) == (9, "fast")
-            assert found["total"]["task_state"]["worker_states"][0]["returns"] == sum(range(250))
-
-    asyncio.run(scenario())
+    queues = ["default", "fast"]
+    async with working(make_app(seen), queues=queues) as bench:
+        flow = Flow("f", priority=3)
+        split = flow.add("split", "split", {"parts": 250})
+        flow.add("total", "total", after=[split])
+        await bench.client.publish_flow(flow)
+        await ended(bench)
+        assert set(statuses(bench).values()) == {"SUCCESS"}
+        found = steps(bench)
+        released = found["total"]["flow"]["release_time"]
+        children = [document for document in found.values() if document["flow"].get("ancestors")]
+        assert len(children) == 251
+        assert all(document["task_state"]["finish_time"] <= released for document in children)
+        assert found["part-7"]["flow"]["ancestors"] == ["split:f/split"]
+        assert found["part-7"]["task_option"]["priority"] == 3
+        assert (found["extra"]["task_option"]["priority"], found["extra"]["queue"]) == (9, "fast")
+        assert found["total"]["task_state"]["worker_states"][0]["returns"] == sum(range(250))
     assert (seen["first"].task_id, seen["first"].created) == ("urgent:f/extra", True)
     assert {published.created for published in seen["children"]} == {True}
     assert {published.created for published in seen["again"]} == {False}
@@ -87,96 +82,80 @@ def test_dependents_wait_for_children_and_get_their_results(mongo_uri: str, data
     assert sorted(seen["pairs"]) == sorted(expected)
 
 
-def test_a_sync_handler_adds_children_and_reads_results_without_await(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_a_sync_handler_adds_children_and_reads_results_without_await(working: Working) -> None:
     seen: dict[str, Any] = {}
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(seen)) as bench:
-            flow = Flow("f")
-            flow.add("total", "total-sync", after=[flow.add("split", "split-sync")])
-            await bench.client.publish_flow(flow)
-            await ended(bench)
-            assert set(statuses(bench).values()) == {"SUCCESS"}
-            assert await bench.client.result("total-sync", "f/total") == 1
-
-    asyncio.run(scenario())
+    async with working(make_app(seen)) as bench:
+        flow = Flow("f")
+        flow.add("total", "total-sync", after=[flow.add("split", "split-sync")])
+        await bench.client.publish_flow(flow)
+        await ended(bench)
+        assert set(statuses(bench).values()) == {"SUCCESS"}
+        assert await bench.client.result("total-sync", "f/total") == 1
     assert [published.created for published in seen["added"]] == [False, True]
     assert seen["results"] == {"split": None, "part-1": 1, "part-2": 0}
 
 
-def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(working: Working) -> None:
     created: list[bool] = []
+    app = make_app({})
 
-    async def scenario() -> None:
-        app = make_app({})
+    @app.task(name="fragile")
+    async def fragile(context: Context) -> None:
+        created.append((await context.add_child("c", "work")).created)
+        if len(created) == 1:
+            raise RuntimeError("after the child")
 
-        @app.task(name="fragile")
-        async def fragile(context: Context) -> None:
-            created.append((await context.add_child("c", "work")).created)
-            if len(created) == 1:
-                raise RuntimeError("after the child")
-
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            flow = Flow("f")
-            flow.add("p", "work", after=[flow.add("d", "fragile", unexpected_retry_delay_ms=0)])
-            await bench.client.publish_flow(flow)
-            await ended(bench)
-            assert statuses(bench) == {"d": "SUCCESS", "c": "SUCCESS", "p": "SUCCESS"}
-            assert len(steps(bench)["c"]["task_state"]["worker_states"]) == 1
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        flow = Flow("f")
+        flow.add("p", "work", after=[flow.add("d", "fragile", unexpected_retry_delay_ms=0)])
+        await bench.client.publish_flow(flow)
+        await ended(bench)
+        assert statuses(bench) == {"d": "SUCCESS", "c": "SUCCESS", "p": "SUCCESS"}
+        assert len(steps(bench)["c"]["task_state"]["worker_states"]) == 1
     assert created == [True, False]
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_run_that_loses_its_lease_adds_no_child(mongo_uri: str, database_name: str, mongo: Mongo, kind: str) -> None:
+async def test_a_run_that_loses_its_lease_adds_no_child(working: Working, kind: str) -> None:
     """The lease lapses and another run takes the task; the first run then adds a child: none stays."""
     errors: list[BaseException] = []
     held, free = threading.Event(), threading.Event()
+    app = make_app({})
 
-    async def scenario() -> None:
-        app = make_app({})
+    @app.task(name="async")
+    async def slow(context: Context) -> None:
+        held.set()
+        await asyncio.to_thread(free.wait, 30)
+        try:
+            await context.add_child("ghost", "work")
+        except MtaskError as error:
+            errors.append(error)
+            raise
 
-        @app.task(name="async")
-        async def slow(context: Context) -> None:
-            held.set()
-            await asyncio.to_thread(free.wait, 30)
-            try:
-                await context.add_child("ghost", "work")
-            except MtaskError as error:
-                errors.append(error)
-                raise
+    @app.task(name="sync")
+    def slow_sync(context: Context) -> None:
+        held.set()
+        free.wait(30)
+        try:
+            context.add_child("ghost", "work")
+        except MtaskError as error:
+            errors.append(error)
+            raise
 
-        @app.task(name="sync")
-        def slow_sync(context: Context) -> None:
-            held.set()
-            free.wait(30)
-            try:
-                context.add_child("ghost", "work")
-            except MtaskError as error:
-                errors.append(error)
-                raise
-
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            # Nothing tells the worker of its loss but the child.
-            bench.worker.parts.pinger.apply = lambda *_: None  # type: ignore[method-assign]
-            flow = Flow("f")
-            flow.add("p", "work", after=[flow.add("d", kind)])
-            await bench.client.publish_flow(flow)
-            await until(held.is_set, message="the handler runs")
-            take_away(bench, f"{kind}:f/d")
-            free.set()
-            await until(lambda: bool(errors), message="the first run has ended")
-            assert isinstance(errors[0], LeaseLost)
-            assert bench.tasks.find_one({"flow.step": "ghost"}) is None
-            assert "owed_tasks" not in bench.document(f"{kind}:f/d")
-            assert bench.document(f"{kind}:f/d")["flow"].get("has_children") is None
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        # Nothing tells the worker of its loss but the child.
+        bench.worker.parts.pinger.apply = lambda *_: None  # type: ignore[method-assign]
+        flow = Flow("f")
+        flow.add("p", "work", after=[flow.add("d", kind)])
+        await bench.client.publish_flow(flow)
+        await until(held.is_set, message="the handler runs")
+        take_away(bench, f"{kind}:f/d")
+        free.set()
+        await until(lambda: bool(errors), message="the first run has ended")
+        assert isinstance(errors[0], LeaseLost)
+        assert bench.tasks.find_one({"flow.step": "ghost"}) is None
+        assert "owed_tasks" not in bench.document(f"{kind}:f/d")
+        assert bench.document(f"{kind}:f/d")["flow"].get("has_children") is None
 
 
 def take_away(bench: Bench, task_id: str) -> None:
@@ -185,86 +164,77 @@ def take_away(bench: Bench, task_id: str) -> None:
     bench.tasks.update_one({"_id": task_id}, {"$set": run, "$unset": {"task_state.next_preempt_time": 1}})
 
 
-def test_a_canceled_task_adds_no_child_and_ends_at_once(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
-    async def scenario() -> None:
-        app = make_app({})
-        canceled = asyncio.Event()
-        told: list[str] = []
+async def test_a_canceled_task_adds_no_child_and_ends_at_once(working: Working) -> None:
+    app = make_app({})
+    canceled = asyncio.Event()
+    told: list[str] = []
 
-        @app.task(name="stubborn")
-        async def stubborn(context: Context) -> None:
-            await canceled.wait()
-            try:
-                await context.add_child("c", "work")
-            except MtaskError as error:
-                told.append(type(error).__name__)
-                raise
+    @app.task(name="stubborn")
+    async def stubborn(context: Context) -> None:
+        await canceled.wait()
+        try:
+            await context.add_child("c", "work")
+        except MtaskError as error:
+            told.append(type(error).__name__)
+            raise
 
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            # The worker learns of the cancel by the child alone.
-            bench.worker.parts.pinger.apply = lambda *_: None  # type: ignore[method-assign]
-            flow = Flow("f")
-            flow.add("d", "stubborn")
-            await bench.client.publish_flow(flow)
-            await bench.status("stubborn:f/d", "RUNNING")
-            bench.tasks.update_one({"_id": "stubborn:f/d"}, {"$set": {"task_state.cancel_requested": True}})
-            canceled.set()
-            state = await bench.status("stubborn:f/d", "CANCELED")
-            assert told == ["RunCanceled"]
-            assert state["worker_states"][0]["status"] == "CANCELED"
-            assert list(steps(bench)) == ["d"]
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        # The worker learns of the cancel by the child alone.
+        bench.worker.parts.pinger.apply = lambda *_: None  # type: ignore[method-assign]
+        flow = Flow("f")
+        flow.add("d", "stubborn")
+        await bench.client.publish_flow(flow)
+        await bench.status("stubborn:f/d", "RUNNING")
+        bench.tasks.update_one({"_id": "stubborn:f/d"}, {"$set": {"task_state.cancel_requested": True}})
+        canceled.set()
+        state = await bench.status("stubborn:f/d", "CANCELED")
+        assert told == ["RunCanceled"]
+        assert state["worker_states"][0]["status"] == "CANCELED"
+        assert list(steps(bench)) == ["d"]
 
 
-def test_what_cannot_be_a_child_is_refused_before_anything_is_written(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_what_cannot_be_a_child_is_refused_before_anything_is_written(working: Working) -> None:
     raised: dict[str, type[BaseException]] = {}
+    app = make_app({})
 
-    async def scenario() -> None:
-        app = make_app({})
+    @app.task(name="wrong", lookup=["case"])
+    async def wrong(context: Context, case: str) -> None:
+        children: Any = {
+            "slash": [Child("a", "work"), Child("a/b", "work")],
+            "twice": [Child("a", "work"), Child("a", "work")],
+            "option": [Child("a", "work"), Child("b", "work", priority=2**40)],
+            "existing": [Child("a", "work"), Child("taken", "work")],
+            "no child": [Child("a", "work"), "b"],
+        }[case]
+        try:
+            await context.add_children(children)
+        except Exception as error:
+            raised[case] = type(error)
 
-        @app.task(name="wrong", lookup=["case"])
-        async def wrong(context: Context, case: str) -> None:
-            children: Any = {
-                "slash": [Child("a", "work"), Child("a/b", "work")],
-                "twice": [Child("a", "work"), Child("a", "work")],
-                "option": [Child("a", "work"), Child("b", "work", priority=2**40)],
-                "existing": [Child("a", "work"), Child("taken", "work")],
-                "no child": [Child("a", "work"), "b"],
-            }[case]
-            try:
-                await context.add_children(children)
-            except Exception as error:
-                raised[case] = type(error)
+    @app.task(name="alone")
+    async def alone(context: Context) -> None:
+        await context.add_child("a", "work")
 
-        @app.task(name="alone")
-        async def alone(context: Context) -> None:
+    @app.task(name="in-transaction")
+    async def in_transaction(context: Context) -> None:
+        async with context.transaction():
             await context.add_child("a", "work")
 
-        @app.task(name="in-transaction")
-        async def in_transaction(context: Context) -> None:
-            async with context.transaction():
-                await context.add_child("a", "work")
-
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            cases = ["slash", "twice", "option", "existing", "no child"]
-            flow = Flow("f")
-            taken = flow.add("taken", "work")
-            for case in cases:
-                flow.add(case, "wrong", {"case": case}, after=[taken])
-            flow.add("t", "in-transaction", max_unexpected_retries=0)
-            await bench.client.publish_flow(flow)
-            await bench.client.publish("alone", key="k", max_unexpected_retries=0)
-            await ended(bench)
-            assert set(steps(bench)) == {"taken", "t", *cases}
-            state = await bench.status("alone:k", "FAIL")
-            assert "NotInFlow: task alone:k is of no flow" in state["worker_states"][0]["fail_reason"]
-            reason = bench.state("in-transaction:f/t")["worker_states"][0]["fail_reason"]
-            assert "add children before context.transaction()" in reason
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        cases = ["slash", "twice", "option", "existing", "no child"]
+        flow = Flow("f")
+        taken = flow.add("taken", "work")
+        for case in cases:
+            flow.add(case, "wrong", {"case": case}, after=[taken])
+        flow.add("t", "in-transaction", max_unexpected_retries=0)
+        await bench.client.publish_flow(flow)
+        await bench.client.publish("alone", key="k", max_unexpected_retries=0)
+        await ended(bench)
+        assert set(steps(bench)) == {"taken", "t", *cases}
+        state = await bench.status("alone:k", "FAIL")
+        assert "NotInFlow: task alone:k is of no flow" in state["worker_states"][0]["fail_reason"]
+        reason = bench.state("in-transaction:f/t")["worker_states"][0]["fail_reason"]
+        assert "add children before context.transaction()" in reason
     assert raised == {
         "slash": InvalidFlow,
         "twice": InvalidFlow,
@@ -323,28 +293,23 @@ def test_a_flow_that_is_full_takes_no_more_children(mongo_uri: str, monkeypatch:
         assert made.client.count() == 4
 
 
-def test_readers_of_events_see_a_child_as_a_task_like_any_other(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async def scenario() -> None:
-        app = make_app({})
+async def test_readers_of_events_see_a_child_as_a_task_like_any_other(working: Working) -> None:
+    app = make_app({})
 
-        @app.task(name="parent")
-        async def parent(context: Context) -> Next:
-            await context.add_child("c", "work")
-            return Next("work")
+    @app.task(name="parent")
+    async def parent(context: Context) -> Next:
+        await context.add_child("c", "work")
+        return Next("work")
 
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            flow = Flow("f")
-            flow.add("d", "parent")
-            async with bench.client.events(key=["f/d", "f/c", "f/d/next-1"]) as happening:
-                await bench.client.publish_flow(flow)
-                seen: dict[str, list[tuple[str, str | None]]] = {}
-                while sum(map(len, seen.values())) < 9:
-                    event = await anext(happening)
-                    seen.setdefault(event.key, []).append((event.kind.value, event.task_status))
-                await ended(bench)
-            of_one = [("published", "INIT"), ("claimed", "RUNNING"), ("succeeded", "SUCCESS")]
-            assert seen == dict.fromkeys(["f/d", "f/c", "f/d/next-1"], of_one)
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        flow = Flow("f")
+        flow.add("d", "parent")
+        async with bench.client.events(key=["f/d", "f/c", "f/d/next-1"]) as happening:
+            await bench.client.publish_flow(flow)
+            seen: dict[str, list[tuple[str, str | None]]] = {}
+            while sum(map(len, seen.values())) < 9:
+                event = await anext(happening)
+                seen.setdefault(event.key, []).append((event.kind.value, event.task_status))
+            await ended(bench)
+        of_one = [("published", "INIT"), ("claimed", "RUNNING"), ("succeeded", "SUCCESS")]
+        assert seen == dict.fromkeys(["f/d", "f/c", "f/d/next-1"], of_one)

@@ -19,7 +19,7 @@ from mtask.kernel.statements.outbox import OwedTask
 from mtask.testing import bench
 from tests.clients import claim
 from tests.integration.features.flows.test_flows import Document, ended, statuses, steps
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -90,145 +90,123 @@ async def succeeded(bench: Bench, task_id: str) -> None:
     await bench.status(task_id, "SUCCESS")
 
 
-def test_a_chain_runs_through_three_queues(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_a_chain_runs_through_three_queues(working: Working) -> None:
     seen: dict[str, Any] = {}
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(seen), queues=QUEUES) as bench:
-            await bench.client.publish("first", {"user": 7}, key="k", priority=1, queue="a", lookup={"user": 7})
-            await succeeded(bench, "third:@first:k/next-2")
-            await ended(bench)
-            chain_ids = ("first:k", "second:@first:k/next-1", "third:@first:k/next-2")
-            first, second, third = (the(bench, task_id) for task_id in chain_ids)
-            assert bench.tasks.count_documents({}) == 3
-            assert [each["queue"] for each in (first, second, third)] == ["a", "b", "c"]
-            assert [each["task_option"]["priority"] for each in (first, second, third)] == [1, 3, 2]
-            assert second["task_option"]["max_unexpected_retries"] == 7, "its handler's defaults hold"
-            run_ids = [each["task_state"]["worker_states"][0]["run_id"] for each in (first, second)]
-            chain = {"before": "first:k", "first": "first:k", "number": 1, "run_id": run_ids[0]}
-            assert second["chain"] == chain
-            assert third["chain"] == chain | {"before": "second:@first:k/next-1", "number": 2, "run_id": run_ids[1]}
-            assert first["task_state"]["next_id"] == "second:@first:k/next-1"
-            assert not {"owed_since", "owed_tasks", "expire_time", "flow"} & {*first, *second, *third}
-            assert await bench.client.result("first", "k") == {"from": "first"}
-            assert await bench.client.result("third", "@first:k/next-2") == 10
-            found = await bench.client.find(lookup={"user": 7})
-            assert {task.name for task in found} == {"first", "second", "third"}
-            assert {task.name for task in await bench.client.find(lookup={"stage": "second"})} == {"second", "third"}
-
-    asyncio.run(scenario())
+    async with working(make_app(seen), queues=QUEUES) as bench:
+        await bench.client.publish("first", {"user": 7}, key="k", priority=1, queue="a", lookup={"user": 7})
+        await succeeded(bench, "third:@first:k/next-2")
+        await ended(bench)
+        chain_ids = ("first:k", "second:@first:k/next-1", "third:@first:k/next-2")
+        first, second, third = (the(bench, task_id) for task_id in chain_ids)
+        assert bench.tasks.count_documents({}) == 3
+        assert [each["queue"] for each in (first, second, third)] == ["a", "b", "c"]
+        assert [each["task_option"]["priority"] for each in (first, second, third)] == [1, 3, 2]
+        assert second["task_option"]["max_unexpected_retries"] == 7, "its handler's defaults hold"
+        run_ids = [each["task_state"]["worker_states"][0]["run_id"] for each in (first, second)]
+        chain = {"before": "first:k", "first": "first:k", "number": 1, "run_id": run_ids[0]}
+        assert second["chain"] == chain
+        assert third["chain"] == chain | {"before": "second:@first:k/next-1", "number": 2, "run_id": run_ids[1]}
+        assert first["task_state"]["next_id"] == "second:@first:k/next-1"
+        assert not {"owed_since", "owed_tasks", "expire_time", "flow"} & {*first, *second, *third}
+        assert await bench.client.result("first", "k") == {"from": "first"}
+        assert await bench.client.result("third", "@first:k/next-2") == 10
+        found = await bench.client.find(lookup={"user": 7})
+        assert {task.name for task in found} == {"first", "second", "third"}
+        assert {task.name for task in await bench.client.find(lookup={"stage": "second"})} == {"second", "third"}
     assert seen == {"second": {"first": {"from": "first"}}, "third": {"second": "of second"}}
 
 
-def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(), queues=QUEUES) as bench:
-            lost: list[bool] = []
+async def test_the_reply_to_the_finish_is_lost_and_there_is_one_next_task(working: Working) -> None:
+    async with working(make_app(), queues=QUEUES) as bench:
+        lost: list[bool] = []
 
-            async def lose() -> None:
-                if len(lost) < 2:
-                    lost.append(True)
-                    raise DatabaseUnavailable("the reply is lost")
+        async def lose() -> None:
+            if len(lost) < 2:
+                lost.append(True)
+                raise DatabaseUnavailable("the reply is lost")
 
-            finishing = between(bench.worker.parts.finisher, "finish", after=lose)
-            await bench.client.publish("first", {"user": 1}, key="k", queue="a")
-            await succeeded(bench, "third:@first:k/next-2")
-            await ended(bench)
-            assert finishing.seen_cnt > 3
-            assert bench.tasks.count_documents({}) == 3
-            assert all(len(each["task_state"]["worker_states"]) == 1 for each in bench.tasks.find())
-
-    asyncio.run(scenario())
+        finishing = between(bench.store, "finish", after=lose)
+        await bench.client.publish("first", {"user": 1}, key="k", queue="a")
+        await succeeded(bench, "third:@first:k/next-2")
+        await ended(bench)
+        assert finishing.seen_cnt > 3
+        assert bench.tasks.count_documents({}) == 3
+        assert all(len(each["task_state"]["worker_states"]) == 1 for each in bench.tasks.find())
 
 
-def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_another(working: Working) -> None:
     """Meanwhile neither retention, nor purge, nor a removal takes the task away that owes the next one."""
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(), queues=["default", "a"]) as bench:
-            parts = bench.worker.parts
-            parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
-            upkeeps, parts.scans._upkeeps = parts.scans._upkeeps, ()
-            await bench.client.keep("a", success=0)
-            await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success_ms=0)
-            await bench.status("first:k", "SUCCESS")
-            assert "expire_time" not in the(bench, "first:k")
-            assert await bench.client.purge(name="first") == 0
-            await bench.client.keep("a")
-            parts.scans._upkeeps = upkeeps
-            await until(lambda: bench.tasks.find_one({"_id": "second:@first:k/next-1"}), message="published by a scan")
-            await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="crossed off")
-            gone = bench.tasks.find_one({"_id": "first:k"})
-            assert gone is None or "expire_time" in gone
-
-    asyncio.run(scenario())
+    async with working(make_app(), queues=["default", "a"]) as bench:
+        parts = bench.worker.parts
+        parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
+        upkeeps, parts.scans._upkeeps = parts.scans._upkeeps, ()
+        await bench.client.keep("a", success=0)
+        await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success_ms=0)
+        await bench.status("first:k", "SUCCESS")
+        assert "expire_time" not in the(bench, "first:k")
+        assert await bench.client.purge(name="first") == 0
+        await bench.client.keep("a")
+        parts.scans._upkeeps = upkeeps
+        await until(lambda: bench.tasks.find_one({"_id": "second:@first:k/next-1"}), message="published by a scan")
+        await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="crossed off")
+        gone = bench.tasks.find_one({"_id": "first:k"})
+        assert gone is None or "expire_time" in gone
 
 
-def test_the_outbox_gap_of_a_flow(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_the_outbox_gap_of_a_flow(working: Working) -> None:
     """D1 goes on, and its worker dies right after the finish; D2 ends: P starts only after the chain."""
+    app = make_app()
+    opened = asyncio.Event()
 
-    async def scenario() -> None:
-        app = make_app()
-        opened = asyncio.Event()
+    @app.task(name="d2")
+    async def d2() -> None:
+        await opened.wait()
 
-        @app.task(name="d2")
-        async def d2() -> None:
-            await opened.wait()
+    async with working(app, queues=QUEUES) as bench:
+        submit = bench.worker.parts.settlers[0].submit
 
-        async with working(mongo_uri, database_name, mongo, app, queues=QUEUES) as bench:
-            submit = bench.worker.parts.settlers[0].submit
+        def die_once(task_id: str) -> None:
+            if task_id != "first:f/d1":
+                submit(task_id)
 
-            def die_once(task_id: str) -> None:
-                if task_id != "first:f/d1":
-                    submit(task_id)
-
-            bench.worker.parts.settlers[0].submit = die_once  # type: ignore[method-assign]
-            flow = Flow("f", retain_success_ms=0)
-            after = [flow.add("d1", "first", {"user": 1}, queue="a"), flow.add("d2", "d2")]
-            flow.add("p", "work", after=after)
-            await bench.client.publish_flow(flow)
-            for queue in QUEUES:
-                await bench.client.keep(queue, success=0)
-            await bench.status("first:f/d1", "SUCCESS")
-            opened.set()
-            await bench.status("d2:f/d2", "SUCCESS")
-            await ended(bench)
-            found = steps(bench)
-            assert statuses(bench) == dict.fromkeys(["d1", "d1/next-1", "d1/next-2", "d2", "p"], "SUCCESS")
-            assert found["d1/next-2"]["flow"]["ancestors"] == ["first:f/d1"]
-            released = found["p"]["flow"]["release_time"]
-            assert all(found[step]["task_state"]["finish_time"] <= released for step in found if step != "p")
-            assert len(found["p"]["task_state"]["worker_states"]) == 1
-
-    asyncio.run(scenario())
+        bench.worker.parts.settlers[0].submit = die_once  # type: ignore[method-assign]
+        flow = Flow("f", retain_success_ms=0)
+        after = [flow.add("d1", "first", {"user": 1}, queue="a"), flow.add("d2", "d2")]
+        flow.add("p", "work", after=after)
+        await bench.client.publish_flow(flow)
+        for queue in QUEUES:
+            await bench.client.keep(queue, success=0)
+        await bench.status("first:f/d1", "SUCCESS")
+        opened.set()
+        await bench.status("d2:f/d2", "SUCCESS")
+        await ended(bench)
+        found = steps(bench)
+        assert statuses(bench) == dict.fromkeys(["d1", "d1/next-1", "d1/next-2", "d2", "p"], "SUCCESS")
+        assert found["d1/next-2"]["flow"]["ancestors"] == ["first:f/d1"]
+        released = found["p"]["flow"]["release_time"]
+        assert all(found[step]["task_state"]["finish_time"] <= released for step in found if step != "p")
+        assert len(found["p"]["task_state"]["worker_states"]) == 1
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_a_rerun_does_not_go_on_again(mongo_uri: str, database_name: str, mongo: Mongo, is_removed: bool) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(), queues=QUEUES) as bench:
-            await bench.client.publish("second", {"n": 1}, key="k", queue="b")
-            await succeeded(bench, "third:@second:k/next-1")
-            if is_removed:
-                assert await bench.client.remove("third", "@second:k/next-1")
-            await bench.client.rerun("second", "k")
-            await bench.status("second:k", "SUCCESS")
-            await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="nothing is owed")
-            await ended(bench)
-            left = {"second:k"} if is_removed else {"second:k", "third:@second:k/next-1"}
-            assert {each["_id"] for each in bench.tasks.find()} == left
-            assert all(len(each["task_state"]["worker_states"]) <= 2 for each in bench.tasks.find())
-
-    asyncio.run(scenario())
+async def test_a_rerun_does_not_go_on_again(working: Working, is_removed: bool) -> None:
+    async with working(make_app(), queues=QUEUES) as bench:
+        await bench.client.publish("second", {"n": 1}, key="k", queue="b")
+        await succeeded(bench, "third:@second:k/next-1")
+        if is_removed:
+            assert await bench.client.remove("third", "@second:k/next-1")
+        await bench.client.rerun("second", "k")
+        await bench.status("second:k", "SUCCESS")
+        await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="nothing is owed")
+        await ended(bench)
+        left = {"second:k"} if is_removed else {"second:k", "third:@second:k/next-1"}
+        assert {each["_id"] for each in bench.tasks.find()} == left
+        assert all(len(each["task_state"]["worker_states"]) <= 2 for each in bench.tasks.find())
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
-    mongo_uri: str, database_name: str, mongo: Mongo, kind: str
+async def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
+    working: Working, database_name: str, mongo: Mongo, kind: str
 ) -> None:
     app = make_app()
     tries: list[bool] = []
@@ -259,16 +237,13 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
     def look() -> None:
         committed.append(mongo[database_name]["tasks"].find_one({"name": kind}) or {})
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(kind, key="k", unexpected_retry_delay_ms=0)
-            await succeeded(bench, f"work:@{kind}:k/next-1")
-            await ended(bench)
-            assert await bench.client.result(kind, "k") == "paid"
-            assert mongo[database_name]["effects"].count_documents({}) == 1
-            assert bench.tasks.count_documents({}) == 2
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish(kind, key="k", unexpected_retry_delay_ms=0)
+        await succeeded(bench, f"work:@{kind}:k/next-1")
+        await ended(bench)
+        assert await bench.client.result(kind, "k") == "paid"
+        assert mongo[database_name]["effects"].count_documents({}) == 1
+        assert bench.tasks.count_documents({}) == 2
     assert len(tries) == 2
     [document] = committed
     assert document["task_state"]["next_id"] == f"work:@{kind}:k/next-1"
@@ -277,8 +252,8 @@ def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
 
 
 @pytest.mark.parametrize("kind", ["returned", "committed"])
-def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch, kind: str
+async def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
+    working: Working, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(publish, "MAX_STEPS", 4)
     app = App()
@@ -292,22 +267,19 @@ def test_next_task_beyond_the_size_of_a_flow_fails_the_run(
         async with context.transaction():
             context.set_result(Next("committed"))
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            flow = Flow("f")
-            flow.add("s", kind)
-            await bench.client.publish_flow(flow)
-            found = await bench.client.wait_flow("f", timeout=20)
-            assert found.counts == {"SUCCESS": 3, "FAIL": 1}
-            failed = await bench.client.get(kind, "f/s/next-3")
-            assert "cannot go on" in (failed.fail_reason or "")
-            assert "it has 4, and 4 are the most" in (failed.fail_reason or "")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        flow = Flow("f")
+        flow.add("s", kind)
+        await bench.client.publish_flow(flow)
+        found = await bench.client.wait_flow("f", timeout=20)
+        assert found.counts == {"SUCCESS": 3, "FAIL": 1}
+        failed = await bench.client.get(kind, "f/s/next-3")
+        assert "cannot go on" in (failed.fail_reason or "")
+        assert "it has 4, and 4 are the most" in (failed.fail_reason or "")
 
 
-def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+async def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "MAX_STEPS", 10)
     counts: list[int] = []
@@ -329,21 +301,18 @@ def test_next_tasks_of_one_flow_are_counted_together_and_those_that_fit_go_on(
     @app.task(name="last")
     async def last() -> None: ...
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            flow = Flow("f")
-            for number in range(6):
-                flow.add(f"s{number}", "work")
-            await bench.client.publish_flow(flow)
-            await until(lambda: len(begun) == 6)
-            goes_on.set()
-            found = await bench.client.wait_flow("f", timeout=20)
-            assert found.counts == {"SUCCESS": 8, "FAIL": 2}
-            ended = [run for document in bench.tasks.find() for run in document["task_state"]["worker_states"]]
-            assert all(("success_time" in run) is (run["status"] == "SUCCESS") for run in ended)
-            assert all(("fail_time" in run) is (run["status"] == "FAIL") for run in ended)
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        flow = Flow("f")
+        for number in range(6):
+            flow.add(f"s{number}", "work")
+        await bench.client.publish_flow(flow)
+        await until(lambda: len(begun) == 6)
+        goes_on.set()
+        found = await bench.client.wait_flow("f", timeout=20)
+        assert found.counts == {"SUCCESS": 8, "FAIL": 2}
+        ended = [run for document in bench.tasks.find() for run in document["task_state"]["worker_states"]]
+        assert all(("success_time" in run) is (run["status"] == "SUCCESS") for run in ended)
+        assert all(("fail_time" in run) is (run["status"] == "FAIL") for run in ended)
     assert counts == [6, 1, 1, 1, 1, 1, 1]
 
 
@@ -411,25 +380,20 @@ def test_a_next_task_that_cannot_be_published_fails_its_task(mongo_uri: str) -> 
         assert made.client.count(status="FAIL") == made.client.count() == 6
 
 
-def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(), worker_id="w1") as bench:
-            await bench.client.publish("twofold", key="k", concurrent_worker_cnt=2)
-            await until(lambda: len(bench.state("twofold:k")["worker_states"]) == 1, message="one run")
-            runs: Any = None
-            while runs != ["SUCCESS"]:
-                runs = [run["status"] for run in bench.state("twofold:k")["worker_states"]]
-                await asyncio.sleep(0.01)
-            assert not {"owed_tasks", "owed_since"} & {*the(bench, "twofold:k")}
-            assert "next_id" not in bench.state("twofold:k"), "no next task was published meanwhile"
-            async with working(mongo_uri, database_name, mongo, make_app(), worker_id="w2"):
-                await bench.status("twofold:k", "SUCCESS")
-                await succeeded(bench, "work:@twofold:k/next-1")
-            assert bench.tasks.count_documents({}) == 2
-
-    asyncio.run(scenario())
+async def test_of_several_workers_the_one_that_makes_the_task_final_goes_on(working: Working) -> None:
+    async with working(make_app(), worker_id="w1") as bench:
+        await bench.client.publish("twofold", key="k", concurrent_worker_cnt=2)
+        await until(lambda: len(bench.state("twofold:k")["worker_states"]) == 1, message="one run")
+        runs: Any = None
+        while runs != ["SUCCESS"]:
+            runs = [run["status"] for run in bench.state("twofold:k")["worker_states"]]
+            await asyncio.sleep(0.01)
+        assert not {"owed_tasks", "owed_since"} & {*the(bench, "twofold:k")}
+        assert "next_id" not in bench.state("twofold:k"), "no next task was published meanwhile"
+        async with working(make_app(), worker_id="w2"):
+            await bench.status("twofold:k", "SUCCESS")
+            await succeeded(bench, "work:@twofold:k/next-1")
+        assert bench.tasks.count_documents({}) == 2
 
 
 def test_a_short_statement_serves_no_task_that_goes_on(store: SyncStore, client: Client) -> None:
@@ -442,15 +406,10 @@ def test_a_short_statement_serves_no_task_that_goes_on(store: SyncStore, client:
     assert [owed["_id"] for owed in document["owed_tasks"]] == ["next:k/next-1"]
 
 
-def test_a_task_that_owes_its_next_one_is_removed_after_it_is_published(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, make_app(), queues=["a"]) as bench:
-            bench.worker.parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
-            await bench.client.publish("first", {"user": 1}, key="k", queue="a")
-            await bench.status("first:k", "SUCCESS")
-            assert await bench.client.remove("first", "k")
-            assert {each["_id"] for each in bench.tasks.find()} == {"second:@first:k/next-1"}
-
-    asyncio.run(scenario())
+async def test_a_task_that_owes_its_next_one_is_removed_after_it_is_published(working: Working) -> None:
+    async with working(make_app(), queues=["a"]) as bench:
+        bench.worker.parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
+        await bench.client.publish("first", {"user": 1}, key="k", queue="a")
+        await bench.status("first:k", "SUCCESS")
+        assert await bench.client.remove("first", "k")
+        assert {each["_id"] for each in bench.tasks.find()} == {"second:@first:k/next-1"}

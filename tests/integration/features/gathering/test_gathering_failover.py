@@ -14,8 +14,8 @@ from pymongo import MongoClient
 from mtask import App, AsyncClient
 from mtask.errors import DatabaseError
 from mtask.local import ReplicaSet
-from tests.faults import breaks
-from tests.integration.worker_harness import working
+from tests.chaos.nemeses import breaks
+from tests.integration.worker_harness import working_on
 from tests.mongo import Client, until
 
 DATABASE = "gathering_failover"
@@ -42,7 +42,7 @@ async def publish(client: AsyncClient, call_id: str, *args: Any, **more: Any) ->
     raise AssertionError("no answer")
 
 
-def test_no_call_is_lost_or_doubled_by_elections(replica_set: ReplicaSet, mongo: Client) -> None:
+async def test_no_call_is_lost_or_doubled_by_elections(replica_set: ReplicaSet, mongo: Client) -> None:
     app, runs, lists = App(), list[tuple[int, float]](), list[list[int]]()
 
     @app.task
@@ -55,44 +55,41 @@ def test_no_call_is_lost_or_doubled_by_elections(replica_set: ReplicaSet, mongo:
         await asyncio.sleep(0.1)
         lists.append(calls)
 
-    async def scenario() -> None:
-        called: dict[int, tuple[float, float]] = {}
-        is_over = asyncio.Event()
+    called: dict[int, tuple[float, float]] = {}
+    is_over = asyncio.Event()
 
-        async def publish_all(client: AsyncClient, first: int) -> None:
-            number = first
-            while not is_over.is_set():
-                begun = time.monotonic()
-                params = {"number": number}
-                await publish(client, f"i{number}", index, params, if_running="again", max_unexpected_retries=-1)
-                called[number] = (begun, time.monotonic())
-                retried = {"max_unexpected_retries": -1, "unexpected_retry_delay_ms": 100}
-                await publish(client, f"d{number}", digest, number, collect=True, **retried)
-                number += 3
-                await asyncio.sleep(0.02)
+    async def publish_all(client: AsyncClient, first: int) -> None:
+        number = first
+        while not is_over.is_set():
+            begun = time.monotonic()
+            params = {"number": number}
+            await publish(client, f"i{number}", index, params, if_running="again", max_unexpected_retries=-1)
+            called[number] = (begun, time.monotonic())
+            retried = {"max_unexpected_retries": -1, "unexpected_retry_delay_ms": 100}
+            await publish(client, f"d{number}", digest, number, collect=True, **retried)
+            number += 3
+            await asyncio.sleep(0.02)
 
-        async with working(replica_set.uri, DATABASE, mongo, app) as bench:
-            async with asyncio.TaskGroup() as group:
-                for first in range(3):
-                    group.create_task(publish_all(bench.client, first))
-                for _ in range(2):
-                    done = len(called)
-                    await until(lambda done=done: len(called) > done + 20, message="calls go on")  # type: ignore[misc]
-                    await asyncio.to_thread(breaks.step_down, replica_set, 3)
+    async with working_on(replica_set.uri, DATABASE, mongo, app) as bench:
+        async with asyncio.TaskGroup() as group:
+            for first in range(3):
+                group.create_task(publish_all(bench.client, first))
+            for _ in range(2):
                 done = len(called)
-                await until(lambda: len(called) > done + 20, message="calls go on")
-                is_over.set()
-            await bench.status("index:k", "SUCCESS")
-            await bench.status("digest:k", "SUCCESS")
+                await until(lambda done=done: len(called) > done + 20, message="calls go on")  # type: ignore[misc]
+                await asyncio.to_thread(breaks.step_down, replica_set, 3)
+            done = len(called)
+            await until(lambda: len(called) > done + 20, message="calls go on")
+            is_over.set()
+        await bench.status("index:k", "SUCCESS")
+        await bench.status("digest:k", "SUCCESS")
 
-        assert len(called) > 60
-        for begun, _ in called.values():
-            assert any(at >= begun and called[number][1] >= begun for number, at in runs), "a call was lost"
-        assert max(called[runs[-1][0]][1], 0) >= max(begun for begun, _ in called.values())
-        counted = Counter(number for calls in lists for number in calls)
-        assert set(counted) == set(called), "a collected call was lost"
-        # A list whose run lost its lease, or whose end was not written, is tried again whole.
-        doubled = [calls for calls in lists if any(counted[number] > 1 for number in calls)]
-        assert all(lists.count(calls) == counted[number] for calls in doubled for number in calls)
-
-    asyncio.run(scenario())
+    assert len(called) > 60
+    for begun, _ in called.values():
+        assert any(at >= begun and called[number][1] >= begun for number, at in runs), "a call was lost"
+    assert max(called[runs[-1][0]][1], 0) >= max(begun for begun, _ in called.values())
+    counted = Counter(number for calls in lists for number in calls)
+    assert set(counted) == set(called), "a collected call was lost"
+    # A list whose run lost its lease, or whose end was not written, is tried again whole.
+    doubled = [calls for calls in lists if any(counted[number] > 1 for number in calls)]
+    assert all(lists.count(calls) == counted[number] for calls in doubled for number in calls)

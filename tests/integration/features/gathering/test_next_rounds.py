@@ -8,12 +8,12 @@ from typing import Any
 
 from mtask import App, Client, Context, Retry, TaskSpec
 from mtask.arguments.publish import PublishMiddleware
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
 
-def test_the_next_round_is_heard_of_without_a_scan(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_the_next_round_is_heard_of_without_a_scan(working: Working) -> None:
     app, seen = App(), list[int]()
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -23,26 +23,23 @@ def test_the_next_round_is_heard_of_without_a_scan(mongo_uri: str, database_name
         started.set()
         await go_on.wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            bench.stop_scans()
-            await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
-            await started.wait()
-            for number in (2, 3):
-                await bench.client.publish(work, {"number": number}, key="k", if_running="again")
-            go_on.set()
-            await until(lambda: seen == [1, 3])
-            await bench.status("work:k", "SUCCESS")
-            await bench.client.publish(work, {"number": 4}, key="k", debounce=0.2)
-            await until(lambda: seen == [1, 3, 4])
-            await bench.status("work:k", "SUCCESS")
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        bench.stop_scans()
+        await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
+        await started.wait()
+        for number in (2, 3):
+            await bench.client.publish(work, {"number": number}, key="k", if_running="again")
+        go_on.set()
+        await until(lambda: seen == [1, 3])
+        await bench.status("work:k", "SUCCESS")
+        await bench.client.publish(work, {"number": 4}, key="k", debounce=0.2)
+        await until(lambda: seen == [1, 3, 4])
+        await bench.status("work:k", "SUCCESS")
+        await bench.at_rest()
 
 
-def test_a_retry_takes_the_newest_params_and_a_transaction_begins_the_next_round(
-    mongo_uri: str, database_name: str, mongo: Mongo
+async def test_a_retry_takes_the_newest_params_and_a_transaction_begins_the_next_round(
+    working: Working, database_name: str, mongo: Mongo
 ) -> None:
     app, seen = App(), list[int]()
     started, go_on = asyncio.Event(), asyncio.Event()
@@ -61,26 +58,20 @@ def test_a_retry_takes_the_newest_params_and_a_transaction_begins_the_next_round
         return str(number)
 
     made: list[Any] = []
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            made.append(bench.client)
-            await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
-            await started.wait()
-            await bench.client.publish(work, {"number": 2}, key="k", if_running="again")
-            go_on.set()
-            await until(lambda: seen[:2] == [1, 2], message="the retry's delay is that of the former round")
-            await until(lambda: seen[-1] == 3)
-            await bench.status("work:k", "SUCCESS")
-            effects = mongo[database_name]["effects"]
-            assert sorted(effect["number"] for effect in effects.find()) == [2, 3]
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        made.append(bench.client)
+        await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
+        await started.wait()
+        await bench.client.publish(work, {"number": 2}, key="k", if_running="again")
+        go_on.set()
+        await until(lambda: seen[:2] == [1, 2], message="the retry's delay is that of the former round")
+        await until(lambda: seen[-1] == 3)
+        await bench.status("work:k", "SUCCESS")
+        effects = mongo[database_name]["effects"]
+        assert sorted(effect["number"] for effect in effects.find()) == [2, 3]
 
 
-def test_a_stopped_worker_hands_back_and_the_next_round_begins(
-    mongo_uri: str, database_name: str, mongo: Mongo
-) -> None:
+async def test_a_stopped_worker_hands_back_and_the_next_round_begins(working: Working) -> None:
     app, started = App(), asyncio.Event()
 
     @app.task
@@ -88,18 +79,15 @@ def test_a_stopped_worker_hands_back_and_the_next_round_begins(
         started.set()
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, shutdown_timeout=timedelta(0)) as bench:
-            await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
-            await started.wait()
-            await bench.client.publish(work, {"number": 2}, key="k", if_running="again")
-            bench.worker.stop()
-            await asyncio.wait((bench.life,))
-            found = bench.document("work:k")
-            assert (found["task_state"]["status"], found["params"]) == ("INIT", {"number": 2})
-            assert "again" not in found
-
-    asyncio.run(scenario())
+    async with working(app, shutdown_timeout=timedelta(0)) as bench:
+        await bench.client.publish(work, {"number": 1}, key="k", if_running="again")
+        await started.wait()
+        await bench.client.publish(work, {"number": 2}, key="k", if_running="again")
+        bench.worker.stop()
+        await asyncio.wait((bench.life,))
+        found = bench.document("work:k")
+        assert (found["task_state"]["status"], found["params"]) == ("INIT", {"number": 2})
+        assert "again" not in found
 
 
 def test_middleware_runs_around_calls_that_gather(mongo_uri: str, database_name: str, mongo: Mongo) -> None:

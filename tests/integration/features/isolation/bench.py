@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.isolation.pool import Executors
 from tests.integration.features.isolation import isolated
-from tests.integration.worker_harness import Bench, Document, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Document, Working
+from tests.mongo import until
 
 APP = "tests.integration.features.isolation.isolated:app"
+#: What the fixture `isolating` is: `async with isolating(count=2, **options) as it`.
+Isolating = Callable[..., AbstractAsyncContextManager["Isolated"]]
 
 
 class Isolated:
@@ -73,9 +75,7 @@ def is_alive(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def isolating(
-    uri: str, database: str, mongo: Client, folder: Path, count: int = 2, **options: Any
-) -> AsyncIterator[Isolated]:
+async def isolating_by(working: Working, folder: Path, count: int = 2, **options: Any) -> AsyncIterator[Isolated]:
     """Run a worker with executors. Whatever the test does, none of them outlives it."""
     given = {name: options.pop(name) for name in ("isolation", "max_runs", "max_memory_mib") if name in options}
     executors = ExecutorOptions(APP, count=count, **given)
@@ -84,7 +84,7 @@ async def isolating(
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
     pids: set[int] = set()
     try:
-        async with working(uri, database, mongo, isolated.app, executors=executors, **options) as bench:
+        async with working(isolated.app, executors=executors, **options) as bench:
             made = Isolated(bench, folder)
             yield made
             pids = set(made.executors.pids)

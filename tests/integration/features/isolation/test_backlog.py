@@ -20,9 +20,8 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery import fetch as batches_of
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.parts import assembly
-from tests.integration.features.isolation.bench import Isolated, isolating
-from tests.mongo import Client as Mongo
+from tests.integration.features.isolation.bench import Isolated, Isolating
+from tests.integration.worker_harness import set_queue_capacity
 from tests.mongo import until
 
 CAPACITY = 20
@@ -33,13 +32,13 @@ Backlogged = Callable[[], AbstractAsyncContextManager[Isolated]]
 
 @pytest.fixture
 def backlogged(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolating: Isolating, mongo_uri: str, database_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Backlogged:
     """Give a worker with one executor, beside a backlog of 80 tasks for it that are due first, and 80 others.
 
     The worker's queue holds 20 tasks. After its first scan, only refills bring more.
     """
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", CAPACITY)
+    set_queue_capacity(monkeypatch, CAPACITY)
     monkeypatch.setattr(scans, "HORIZON", timedelta(hours=1))
 
     @asynccontextmanager
@@ -48,7 +47,7 @@ def backlogged(
         async with AsyncClient(mongo_uri, database=database_name) as client:
             await client.publish_many([TaskSpec("hold", params, key=f"{number}") for number in range(MANY)])
             await client.publish_many([TaskSpec("here", key=f"{number}") for number in range(MANY)])
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1, concurrency=2) as it:
+        async with isolating(count=1, concurrency=2) as it:
             yield it
 
     return begun
@@ -84,112 +83,96 @@ def queries_of_this_task(batches: Any) -> list[object]:
     return asked
 
 
-def test_tasks_behind_more_isolated_ones_than_the_queue_holds_all_run(backlogged: Backlogged) -> None:
-    async def scenario() -> None:
-        async with backlogged() as it:
-            await others_done(it)
-            assert done(it, "hold") == 0
-            late = await it.publish("here", "late")
-            await it.ended(late, "SUCCESS")
-
-    asyncio.run(scenario())
+async def test_tasks_behind_more_isolated_ones_than_the_queue_holds_all_run(backlogged: Backlogged) -> None:
+    async with backlogged() as it:
+        await others_done(it)
+        assert done(it, "hold") == 0
+        late = await it.publish("here", "late")
+        await it.ended(late, "SUCCESS")
 
 
-def test_isolated_tasks_go_on_after_those_that_the_queue_held(backlogged: Backlogged) -> None:
-    async def scenario() -> None:
-        async with backlogged() as it:
-            it.open_gate()
-            await until(lambda: done(it, "hold") == MANY, message="all that run in the executor ended")
-            await until(lambda: done(it, "here") == MANY, message="all others ended")
-
-    asyncio.run(scenario())
+async def test_isolated_tasks_go_on_after_those_that_the_queue_held(backlogged: Backlogged) -> None:
+    async with backlogged() as it:
+        it.open_gate()
+        await until(lambda: done(it, "hold") == MANY, message="all that run in the executor ended")
+        await until(lambda: done(it, "here") == MANY, message="all others ended")
 
 
-def test_begun_task_is_found_behind_more_isolated_ones_than_the_queue_holds(
+async def test_begun_task_is_found_behind_more_isolated_ones_than_the_queue_holds(
     backlogged: Backlogged, store: SyncStore
 ) -> None:
-    async def scenario() -> None:
-        async with backlogged() as it:
-            await others_done(it)
-            it.bench.stop_stream()
-            task_id, scans = f"hold:{MANY - 1}", it.bench.worker.parts.scans
-            assert len(store.run(claims.claim([task_id], "dead", "its run", are_simple=False))) == 1
-            scans.ask_full()
-            leases = scans._lookups._questions.due._times
-            await until(lambda: task_id in leases, message="it is looked up when the lease lapses")
-
-    asyncio.run(scenario())
+    async with backlogged() as it:
+        await others_done(it)
+        it.bench.stop_stream()
+        task_id, scans = f"hold:{MANY - 1}", it.bench.worker.parts.scans
+        assert len(store.run(claims.claim([task_id], "dead", "its run", are_simple=False))) == 1
+        scans.ask_full()
+        leases = scans._lookups._questions.due._times
+        await until(lambda: task_id in leases, message="it is looked up when the lease lapses")
 
 
-def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known(backlogged: Backlogged) -> None:
-    async def scenario() -> None:
-        async with backlogged() as it:
-            await others_done(it)
-            own, scan = stopped(it)
-            batches, queue, asked = own._batches, own._queue, queries_of_this_task(own._batches)
-            for pause, queries in ((0, 2), (60, 1)):
-                batches._next_beside = monotonic() + pause
-                asked.clear()
-                await scan(is_full=False)
-                assert len(asked) == queries
-                assert queue.has_more == (pause > 0)
-                assert (own._put_off is not None) == (pause > 0), "a refill follows when the pause is over"
-            own.stop()
-            own.ask_full()
-            assert batches.until_beside == 0, "a full scan reads all"
-
-    asyncio.run(scenario())
-
-
-def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_later_one(
-    backlogged: Backlogged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with backlogged() as it:
-            await others_done(it)
-            own, scan = stopped(it)
-            batches, queue = own._batches, own._queue
-            batches._next_beside = 0.0
-
-            def fail(*given: Any, timeout: timedelta | None = None) -> Operation[finding.Scan]:
-                found = yield from finding_scan(*given)
-                if timeout is not None:
-                    raise DatabaseUnavailable("too many keys")
-                return found
-
-            finding_scan = finding.scan
-            monkeypatch.setattr(finding, "scan", fail)
-            with pytest.raises(DatabaseUnavailable):
-                await scan(is_full=False)  # it failed before its time limit
-            monkeypatch.setattr(batches_of, "_BESIDE_TIMEOUT", timedelta(0))
-            await scan(is_full=False)
-            assert queue.has_more
-            assert batches.until_beside > 0
-            assert own._put_off is not None
-            own.stop()
-
-    asyncio.run(scenario())
-
-
-def test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_the_queue_holds(
+async def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known(
     backlogged: Backlogged,
 ) -> None:
-    async def scenario() -> None:
-        async with backlogged() as it:
-            await others_done(it)
-            own, scan = stopped(it)
-            batches, queue = own._batches, own._queue
-            it.bench.stop_stream()
-            with it.bench.backed_up():
-                specs = [TaskSpec("here", key=f"urgent/{number}", priority=9) for number in range(MANY)]
-                await it.bench.client.publish_many(specs)
-                for task_id, name in queue.names():
-                    if name == "hold":
-                        queue.discard(task_id)
-                own._is_refill = True
-                assert batches.is_low_in_isolated
-                await scan(is_full=False)
-                assert queue.isolated_count(monotonic()) >= CAPACITY // 2
-                assert queue.has_more_isolated
+    async with backlogged() as it:
+        await others_done(it)
+        own, scan = stopped(it)
+        batches, queue, asked = own._batches, own._queue, queries_of_this_task(own._batches)
+        for pause, queries in ((0, 2), (60, 1)):
+            batches._next_beside = monotonic() + pause
+            asked.clear()
+            await scan(is_full=False)
+            assert len(asked) == queries
+            assert queue.has_more == (pause > 0)
+            assert (own._put_off is not None) == (pause > 0), "a refill follows when the pause is over"
+        own.stop()
+        own.ask_full()
+        assert batches.until_beside == 0, "a full scan reads all"
 
-    asyncio.run(scenario())
+
+async def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_later_one(
+    backlogged: Backlogged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backlogged() as it:
+        await others_done(it)
+        own, scan = stopped(it)
+        batches, queue = own._batches, own._queue
+        batches._next_beside = 0.0
+
+        def fail(*given: Any, timeout: timedelta | None = None) -> Operation[finding.Scan]:
+            found = yield from finding_scan(*given)
+            if timeout is not None:
+                raise DatabaseUnavailable("too many keys")
+            return found
+
+        finding_scan = finding.scan
+        monkeypatch.setattr(finding, "scan", fail)
+        with pytest.raises(DatabaseUnavailable):
+            await scan(is_full=False)  # it failed before its time limit
+        monkeypatch.setattr(batches_of, "_BESIDE_TIMEOUT", timedelta(0))
+        await scan(is_full=False)
+        assert queue.has_more
+        assert batches.until_beside > 0
+        assert own._put_off is not None
+        own.stop()
+
+
+async def test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_the_queue_holds(
+    backlogged: Backlogged,
+) -> None:
+    async with backlogged() as it:
+        await others_done(it)
+        own, scan = stopped(it)
+        batches, queue = own._batches, own._queue
+        it.bench.stop_stream()
+        with it.bench.backed_up():
+            specs = [TaskSpec("here", key=f"urgent/{number}", priority=9) for number in range(MANY)]
+            await it.bench.client.publish_many(specs)
+            for task_id, name in queue.names():
+                if name == "hold":
+                    queue.discard(task_id)
+            own._is_refill = True
+            assert batches.is_low_in_isolated
+            await scan(is_full=False)
+            assert queue.isolated_count(monotonic()) >= CAPACITY // 2
+            assert queue.has_more_isolated

@@ -9,9 +9,8 @@ from random import Random
 import pytest
 
 from tests.integration.features.isolation import isolated
-from tests.integration.features.isolation.bench import Isolated, is_alive, isolating
+from tests.integration.features.isolation.bench import Isolated, Isolating, is_alive
 from tests.mongo import PATIENCE, until
-from tests.mongo import Client as Mongo
 
 ONCE = {"max_unexpected_retries": 0}
 
@@ -28,24 +27,19 @@ async def ended(it: Isolated, task_id: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["closes all files", pytest.param("writes to the socket", marks=pytest.mark.long)])
-def test_a_handler_that_spoils_its_connection_fails_and_the_next_one_runs(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, how: str
+async def test_a_handler_that_spoils_its_connection_fails_and_the_next_one_runs(
+    isolating: Isolating, tmp_path: Path, how: str
 ) -> None:
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish("breaks", "1", {"folder": str(tmp_path), "how": how}, **ONCE)
-            pid = await it.started(task_id)
-            run = await it.ended(task_id, "FAIL")
-            assert run["fail_reason"] == "executor killed because it closed its connection"
-            await it.gone(pid)
-            await it.ended(await it.publish("echo", "1"), "SUCCESS")
-
-    asyncio.run(scenario())
+    async with isolating(count=1) as it:
+        task_id = await it.publish("breaks", "1", {"folder": str(tmp_path), "how": how}, **ONCE)
+        pid = await it.started(task_id)
+        run = await it.ended(task_id, "FAIL")
+        assert run["fail_reason"] == "executor killed because it closed its connection"
+        await it.gone(pid)
+        await it.ended(await it.publish("echo", "1"), "SUCCESS")
 
 
-def test_a_process_that_walks_is_gone_with_its_run(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+async def test_a_process_that_walks_is_gone_with_its_run(isolating: Isolating, tmp_path: Path) -> None:
     def group(pid: int) -> list[str]:
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -57,125 +51,95 @@ def test_a_process_that_walks_is_gone_with_its_run(
                 found.append(stat.parent.name)
         return found
 
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish("walks", "1", {"folder": str(tmp_path)})
-            pid = await it.started(task_id)
-            await it.bench.client.cancel(*task_id.split(":"))
-            await it.ended(task_id, "CANCELED")
-            await until(lambda: not group(pid), message="no process is left of the group")
-
-    asyncio.run(scenario())
+    async with isolating(count=1) as it:
+        task_id = await it.publish("walks", "1", {"folder": str(tmp_path)})
+        pid = await it.started(task_id)
+        await it.bench.client.cancel(*task_id.split(":"))
+        await it.ended(task_id, "CANCELED")
+        await until(lambda: not group(pid), message="no process is left of the group")
 
 
-def test_what_a_handler_starts_does_not_get_the_connection(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
+async def test_what_a_handler_starts_does_not_get_the_connection(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
+        assert (await it.ended(await it.publish("inherited", "1"), "SUCCESS"))["returns"] == []
+
+
+async def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
+    isolating: Isolating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            assert (await it.ended(await it.publish("inherited", "1"), "SUCCESS"))["returns"] == []
-
-    asyncio.run(scenario())
-
-
-def test_a_stop_while_an_executor_starts_does_not_wait_for_it(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> int:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            # The hooks of the worker's own process have run by now.
-            await it.ended(await it.publish("here", "1"), "SUCCESS")
-            monkeypatch.setenv(isolated.SLOW_VARIABLE, str(tmp_path / "starting"))
-            task_id = await it.publish("echo", "1")
-            pid = int(await it.noted("starting"))
-            it.bench.worker.stop()
-            await asyncio.wait((it.bench.life,), timeout=PATIENCE)
-            state = it.bench.state(task_id)
-            assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
-            assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
-            return pid
-
-    assert not is_alive(asyncio.run(scenario()))
+    async with isolating(count=1) as it:
+        # The hooks of the worker's own process have run by now.
+        await it.ended(await it.publish("here", "1"), "SUCCESS")
+        monkeypatch.setenv(isolated.SLOW_VARIABLE, str(tmp_path / "starting"))
+        task_id = await it.publish("echo", "1")
+        pid = int(await it.noted("starting"))
+        it.bench.worker.stop()
+        await asyncio.wait((it.bench.life,), timeout=PATIENCE)
+        state = it.bench.state(task_id)
+        assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
+        assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
+    assert not is_alive(pid)
 
 
 @pytest.mark.long
-def test_a_second_stop_ends_a_handler_that_never_looks_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            task_id = await it.publish("stuck", "1", {"folder": str(tmp_path), "how": "ignores SIGTERM"})
-            pid = await it.started(task_id)
-            it.bench.worker.stop()
-            it.bench.worker.stop()
-            await asyncio.wait((it.bench.life,), timeout=PATIENCE)
-            assert not is_alive(pid)
-            (run,) = it.bench.state(task_id)["worker_states"]
-            assert (run["status"], run["fail_reason"]) == ("CANCELED", "handed back: the worker stopped")
-
-    asyncio.run(scenario())
+async def test_a_second_stop_ends_a_handler_that_never_looks_at_once(isolating: Isolating, tmp_path: Path) -> None:
+    async with isolating(count=1) as it:
+        task_id = await it.publish("stuck", "1", {"folder": str(tmp_path), "how": "ignores SIGTERM"})
+        pid = await it.started(task_id)
+        it.bench.worker.stop()
+        it.bench.worker.stop()
+        await asyncio.wait((it.bench.life,), timeout=PATIENCE)
+        assert not is_alive(pid)
+        (run,) = it.bench.state(task_id)["worker_states"]
+        assert (run["status"], run["fail_reason"]) == ("CANCELED", "handed back: the worker stopped")
 
 
-def test_a_cancelation_at_the_moment_of_the_result_leaves_the_executor_in_order(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+async def test_a_cancelation_at_the_moment_of_the_result_leaves_the_executor_in_order(isolating: Isolating) -> None:
     random = Random(7)
-
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            first = await it.ended(await it.publish("echo", "first"), "SUCCESS")
-            ends: set[str] = set()
-            for number in range(30):
-                task_id = await it.publish("echo", f"{number}")
-                await asyncio.sleep(random.uniform(0.0, 0.02))
-                await it.bench.client.cancel(*task_id.split(":"))
-                ends.add(await ended(it, task_id))
-            await it.bench.at_rest()
-            assert ends <= {"SUCCESS", "CANCELED"}
-            last = await it.ended(await it.publish("echo", "last"), "SUCCESS")
-            assert last["returns"]["pid"] == first["returns"]["pid"]
-
-    asyncio.run(scenario())
+    async with isolating(count=1) as it:
+        first = await it.ended(await it.publish("echo", "first"), "SUCCESS")
+        ends: set[str] = set()
+        for number in range(30):
+            task_id = await it.publish("echo", f"{number}")
+            await asyncio.sleep(random.uniform(0.0, 0.02))
+            await it.bench.client.cancel(*task_id.split(":"))
+            ends.add(await ended(it, task_id))
+        await it.bench.at_rest()
+        assert ends <= {"SUCCESS", "CANCELED"}
+        last = await it.ended(await it.publish("echo", "last"), "SUCCESS")
+        assert last["returns"]["pid"] == first["returns"]["pid"]
 
 
 @pytest.mark.parametrize(("count", "size"), [(50, 10), pytest.param(20, 1_000_000, marks=pytest.mark.long)])
-def test_many_runs_wait_for_one_executor_and_each_is_run_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path, count: int, size: int
+async def test_many_runs_wait_for_one_executor_and_each_is_run_once(
+    isolating: Isolating, count: int, size: int
 ) -> None:
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1, concurrency=100) as it:
-            value = "x" * size
-            task_ids = [await it.publish("echo", f"{number}", {"value": value}) for number in range(count)]
-            pids = set()
-            for task_id in task_ids:
-                run = await it.ended(task_id, "SUCCESS")
-                assert run["returns"]["value"] == value
-                pids.add(run["returns"]["pid"])
-            handed_back = it.bench.tasks.count_documents({"task_state.worker_states.1": {"$exists": True}})
-            assert (len(pids), handed_back) == (1, 0)
-            await it.bench.at_rest()
-            assert set(it.executors.pids) == pids
-
-    asyncio.run(scenario())
+    async with isolating(count=1, concurrency=100) as it:
+        value = "x" * size
+        task_ids = [await it.publish("echo", f"{number}", {"value": value}) for number in range(count)]
+        pids = set()
+        for task_id in task_ids:
+            run = await it.ended(task_id, "SUCCESS")
+            assert run["returns"]["value"] == value
+            pids.add(run["returns"]["pid"])
+        handed_back = it.bench.tasks.count_documents({"task_state.worker_states.1": {"$exists": True}})
+        assert (len(pids), handed_back) == (1, 0)
+        await it.bench.at_rest()
+        assert set(it.executors.pids) == pids
 
 
-def test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_again(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
-            submit = it.executors._spawner.submit
+async def test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_again(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
+        submit = it.executors._spawner.submit
 
-            def refuse(*_: object) -> None:
-                raise RuntimeError("can't start new thread")
+        def refuse(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
 
-            it.executors._spawner.submit = refuse  # type: ignore[method-assign, assignment]
-            task_id = await it.publish("echo", "1", max_unexpected_retries=50, unexpected_retry_delay_ms=100)
-            failed = {"task_state.failed_cnt": {"$gt": 0}}
-            await until(lambda: it.bench.tasks.count_documents(failed), message="a failure")
-            reason = it.bench.state(task_id)["worker_states"][0]["fail_reason"]
-            assert reason == "executor could not start: can't start new thread"
-            it.executors._spawner.submit = submit  # type: ignore[method-assign]
-            await it.ended(task_id, "SUCCESS")
-
-    asyncio.run(scenario())
+        it.executors._spawner.submit = refuse  # type: ignore[method-assign, assignment]
+        task_id = await it.publish("echo", "1", max_unexpected_retries=50, unexpected_retry_delay_ms=100)
+        failed = {"task_state.failed_cnt": {"$gt": 0}}
+        await until(lambda: it.bench.tasks.count_documents(failed), message="a failure")
+        reason = it.bench.state(task_id)["worker_states"][0]["fail_reason"]
+        assert reason == "executor could not start: can't start new thread"
+        it.executors._spawner.submit = submit  # type: ignore[method-assign]
+        await it.ended(task_id, "SUCCESS")

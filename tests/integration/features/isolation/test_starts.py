@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mtask.features.isolation import pool
 from mtask.kernel.worker.running.run import HeldRun
-from tests.integration.features.isolation.bench import Isolated, isolating
+from tests.integration.features.isolation.bench import Isolated, Isolating
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -25,11 +25,7 @@ async def put_in_line(it: Isolated, name: str, priority: int, count: int) -> Non
 @settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(priorities=st.permutations(range(6)))
 def test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Mongo,
-    tmp_path: Path,
-    priorities: list[int],
+    isolating: Isolating, database_name: str, mongo: Mongo, tmp_path: Path, priorities: list[int]
 ) -> None:
     starts, begins = list[int](), HeldRun.begins
 
@@ -38,7 +34,7 @@ def test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it(
         begins(run)
 
     async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+        async with isolating(count=1) as it:
             await it.started(await it.publish("hold", "first", {"folder": str(tmp_path)}, priority=9))
             room = it.bench.worker.parts.queue._isolated
             assert room is not None

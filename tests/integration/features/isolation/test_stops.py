@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 
-from tests.integration.features.isolation.bench import isolating
+from tests.integration.features.isolation.bench import Isolating
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
 
 
-def test_a_stop_that_fails_in_part_ends_the_rest(
-    mongo_uri: str, database_name: str, mongo: Mongo, tmp_path: Path
-) -> None:
+def test_a_stop_that_fails_in_part_ends_the_rest(isolating: Isolating, database_name: str, mongo: Mongo) -> None:
     before = set(threading.enumerate())
 
     async def scenario() -> None:
-        async with isolating(mongo_uri, database_name, mongo, tmp_path, count=1) as it:
+        async with isolating(count=1) as it:
             await it.ended(await it.publish("echo", "1"), "SUCCESS")
             await it.ended(await it.publish("thread", "1"), "SUCCESS")
             guard = it.executors._guard

@@ -23,7 +23,7 @@ from mtask.features.logs.worker import GrowingLog, LogKeeper, line_of
 from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import FIELDS, RUN, RunMarks
 from tests.integration.app import traced
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import until
 
@@ -61,8 +61,8 @@ def messages(kept: RunLog) -> list[str]:
     return [line.message for line in kept.lines]
 
 
-def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_with_its_run(
-    mongo_uri: str, database_name: str, mongo: Mongo
+async def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_with_its_run(
+    working: Working, database_name: str, mongo: Mongo
 ) -> None:
     app = App()
 
@@ -82,42 +82,39 @@ def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_with_it
     @app.task
     async def silent() -> None: ...
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
-            await bench.client.publish(count, {"to": 9}, key="a", unexpected_retry_delay_ms=0)
-            await bench.client.publish(count, {"to": 2}, key="b")
-            await bench.client.publish(threaded, {"to": 3}, key="c")
-            await bench.client.publish(silent, key="d")
-            first, second = await logs(bench, "count", "a", 2)
-            assert (first.attempt, second.attempt) == (1, 2)
-            assert messages(second) == [f"line {number}" for number in range(4, 9)]
-            assert (second.first, second.task_id, second.worker_id) == (4, "count:a", "w1")
-            # The worker's own line about the failure is a line of the run.
-            assert messages(first)[:4] == [f"line {number}" for number in range(5, 9)]
-            assert first.lines[-1].exception is not None
-            assert "ValueError: at mongodb://***@h/" in first.lines[-1].exception
-            assert "secret" not in str(first)
-            [other] = await logs(bench, "count", "b")
-            assert (messages(other), other.first) == (["line 0", "line 1"], 0)
-            [threads] = await logs(bench, "threaded", "c")
-            assert [(line.level, line.message) for line in threads.lines] == [
-                ("WARNING", f"thread {number}") for number in range(3)
-            ]
-            [only] = await bench.client.logs("count", "a", run_id=second.run_id)
-            assert only == second
-            await bench.status("silent:d", "SUCCESS")
-            assert await bench.client.logs("silent", "d") == []
-            with pytest.raises(TaskNotFound):
-                await bench.client.logs("silent", "nobody")
-            stored = mongo[database_name]["logs"].find_one({"_id": second.run_id})
-            assert stored is not None
-            assert stored["expire_time"] - stored["update_time"] == timedelta(days=7)
-
-    asyncio.run(scenario())
+    async with working(app, logs=KEEP) as bench:
+        await bench.client.publish(count, {"to": 9}, key="a", unexpected_retry_delay_ms=0)
+        await bench.client.publish(count, {"to": 2}, key="b")
+        await bench.client.publish(threaded, {"to": 3}, key="c")
+        await bench.client.publish(silent, key="d")
+        first, second = await logs(bench, "count", "a", 2)
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert messages(second) == [f"line {number}" for number in range(4, 9)]
+        assert (second.first, second.task_id, second.worker_id) == (4, "count:a", "w1")
+        # The worker's own line about the failure is a line of the run.
+        assert messages(first)[:4] == [f"line {number}" for number in range(5, 9)]
+        assert first.lines[-1].exception is not None
+        assert "ValueError: at mongodb://***@h/" in first.lines[-1].exception
+        assert "secret" not in str(first)
+        [other] = await logs(bench, "count", "b")
+        assert (messages(other), other.first) == (["line 0", "line 1"], 0)
+        [threads] = await logs(bench, "threaded", "c")
+        assert [(line.level, line.message) for line in threads.lines] == [
+            ("WARNING", f"thread {number}") for number in range(3)
+        ]
+        [only] = await bench.client.logs("count", "a", run_id=second.run_id)
+        assert only == second
+        await bench.status("silent:d", "SUCCESS")
+        assert await bench.client.logs("silent", "d") == []
+        with pytest.raises(TaskNotFound):
+            await bench.client.logs("silent", "nobody")
+        stored = mongo[database_name]["logs"].find_one({"_id": second.run_id})
+        assert stored is not None
+        assert stored["expire_time"] - stored["update_time"] == timedelta(days=7)
 
 
-def test_lines_cost_few_writes_and_a_run_without_lines_none(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+async def test_lines_cost_few_writes_and_a_run_without_lines_none(
+    working: Working, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100 runs that end together, with 1,000 lines, take a few writes, whatever the speed of the machine."""
     app, gate = App(), asyncio.Event()
@@ -129,26 +126,23 @@ def test_lines_cost_few_writes_and_a_run_without_lines_none(
             log.info("said")
         await gate.wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, logs=KEEP, concurrency=150) as bench:
-            for number in range(100):
-                await bench.client.publish(talk, {"number": number}, key=str(number))
-            await until(lambda: bench.count("RUNNING") == 100, message="all run")
-            keeper = keeper_of(bench)
-            assert keeper.write_cnt == 0, "no line has been written yet"
-            monkeypatch.setattr(keeping, "_AFTER_END", 0.5)
-            gate.set()
-            collection = mongo[database_name]["logs"]
-            await until(lambda: collection.count_documents({"is_over": True}) == 99, message="kept")
-            runs_per_write = 99 / keeper.write_cnt
-            assert runs_per_write > 3, keeper.write_cnt
-            assert collection.count_documents({}) == 99
-
-    asyncio.run(scenario())
+    async with working(app, logs=KEEP, concurrency=150) as bench:
+        for number in range(100):
+            await bench.client.publish(talk, {"number": number}, key=str(number))
+        await until(lambda: bench.count("RUNNING") == 100, message="all run")
+        keeper = keeper_of(bench)
+        assert keeper.write_cnt == 0, "no line has been written yet"
+        monkeypatch.setattr(keeping, "_AFTER_END", 0.5)
+        gate.set()
+        collection = mongo[database_name]["logs"]
+        await until(lambda: collection.count_documents({"is_over": True}) == 99, message="kept")
+        runs_per_write = 99 / keeper.write_cnt
+        assert runs_per_write > 3, keeper.write_cnt
+        assert collection.count_documents({}) == 99
 
 
-def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in_order(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+async def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in_order(
+    working: Working, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, gate = App(), asyncio.Event()
     monkeypatch.setattr(keeping, "_EVERY", 0.05)
@@ -159,20 +153,17 @@ def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in_order
         await gate.wait()
         log.info("after")
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
-            await bench.client.publish(slow, key="1", tenant="acme")
-            [kept] = await until(lambda: bench.client.logs("slow", "acme:1"), message="lines of a run that goes on")
-            assert (messages(kept), kept.is_over) == (["before"], False)
-            gate.set()
-            [kept] = await logs(bench, "slow", "acme:1")
-            assert (messages(kept), kept.begin_time < kept.update_time) == (["before", "after"], True)
-            assert mongo[database_name]["logs"].find_one({}, {"_id": 0, "tenant": 1}) == {"tenant": "acme"}
-
-    asyncio.run(scenario())
+    async with working(app, logs=KEEP) as bench:
+        await bench.client.publish(slow, key="1", tenant="acme")
+        [kept] = await until(lambda: bench.client.logs("slow", "acme:1"), message="lines of a run that goes on")
+        assert (messages(kept), kept.is_over) == (["before"], False)
+        gate.set()
+        [kept] = await logs(bench, "slow", "acme:1")
+        assert (messages(kept), kept.begin_time < kept.update_time) == (["before", "after"], True)
+        assert mongo[database_name]["logs"].find_one({}, {"_id": 0, "tenant": 1}) == {"tenant": "acme"}
 
 
-def test_lines_are_bounded_in_bytes(mongo_uri: str, database_name: str, mongo: Mongo) -> None:
+async def test_lines_are_bounded_in_bytes(working: Working) -> None:
     app = App()
 
     @app.task
@@ -180,46 +171,40 @@ def test_lines_are_bounded_in_bytes(mongo_uri: str, database_name: str, mongo: M
         for number in range(200):
             log.info("%d %s", number, "é" * 3000)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, logs=LogOptions(keep=10_000)) as bench:
-            await bench.client.publish(verbose, key="1")
-            [kept] = await logs(bench, "verbose", "1")
-            size = sum(len(line.message.encode()) for line in kept.lines)
-            assert MAX_BYTES * 0.9 < size < MAX_BYTES
-            assert kept.first + len(kept.lines) == 200
-
-    asyncio.run(scenario())
+    async with working(app, logs=LogOptions(keep=10_000)) as bench:
+        await bench.client.publish(verbose, key="1")
+        [kept] = await logs(bench, "verbose", "1")
+        size = sum(len(line.message.encode()) for line in kept.lines)
+        assert MAX_BYTES * 0.9 < size < MAX_BYTES
+        assert kept.first + len(kept.lines) == 200
 
 
-def test_lines_of_executors_are_kept_also_those_before_a_kill(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_lines_of_executors_are_kept_also_those_before_a_kill(
+    working: Working, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
     monkeypatch.setattr(keeping, "_EVERY", 0.05)
     executors = ExecutorOptions("tests.integration.app.traced:app", count=1)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, traced.app, executors=executors, logs=KEEP) as bench:
-            await bench.client.publish("apart", key="1")
-            [kept] = await logs(bench, "apart", "1")
-            assert messages(kept) == ["apart, attempt 1"]
-            await bench.client.publish("chatter", {"lines": 30, "folder": str(tmp_path)}, key="2", ping_interval_ms=100)
-            kept = await until(lambda: last_lines(bench), message="lines of the handler that goes on")
-            assert messages(kept) == [f"line {number}" for number in range(25, 30)]
-            assert (kept.first, kept.is_over) == (25, False)
-            await bench.client.cancel("chatter", "2")  # the handler does not look: its process is killed
-            [kept] = await logs(bench, "chatter", "2")
-            assert messages(kept)[0] == "line 25"
-
     async def last_lines(bench: Bench) -> Any:
         kept = await bench.client.logs("chatter", "2")
         return kept[0] if kept and messages(kept[0])[-1] == "line 29" else None
 
-    asyncio.run(scenario())
+    async with working(traced.app, executors=executors, logs=KEEP) as bench:
+        await bench.client.publish("apart", key="1")
+        [kept] = await logs(bench, "apart", "1")
+        assert messages(kept) == ["apart, attempt 1"]
+        await bench.client.publish("chatter", {"lines": 30, "folder": str(tmp_path)}, key="2", ping_interval_ms=100)
+        kept = await until(lambda: last_lines(bench), message="lines of the handler that goes on")
+        assert messages(kept) == [f"line {number}" for number in range(25, 30)]
+        assert (kept.first, kept.is_over) == (25, False)
+        await bench.client.cancel("chatter", "2")  # the handler does not look: its process is killed
+        [kept] = await logs(bench, "chatter", "2")
+        assert messages(kept)[0] == "line 25"
 
 
-def test_without_a_database_lines_wait_up_to_a_bound_and_runs_are_not_disturbed(
-    mongo_uri: str,
+async def test_without_a_database_lines_wait_up_to_a_bound_and_runs_are_not_disturbed(
+    working: Working,
     database_name: str,
     mongo: Mongo,
     monkeypatch: pytest.MonkeyPatch,
@@ -234,20 +219,17 @@ def test_without_a_database_lines_wait_up_to_a_bound_and_runs_are_not_disturbed(
     async def talk(number: int) -> None:
         log.info("%d %s", number, "x" * 900)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
-            with failing_logs(bench):
-                for number in range(60):
-                    await bench.client.publish(talk, {"number": number}, key=str(number))
-                await until(lambda: bench.count("SUCCESS") == 60, message="all ran")
-                await until(lambda: "dropped" in caplog.text, message="said so")
-            await until(lambda: mongo[database_name]["logs"].count_documents({}) >= 15, message="the rest is kept")
-            keeper = keeper_of(bench)
-            lines = mongo[database_name]["logs"]
-            await until(lambda: keeper.dropped_cnt == 60 - lines.count_documents({}), message="all written or dropped")
-            assert keeper.dropped_cnt > 0
-
-    asyncio.run(scenario())
+    async with working(app, logs=KEEP) as bench:
+        with failing_logs(bench):
+            for number in range(60):
+                await bench.client.publish(talk, {"number": number}, key=str(number))
+            await until(lambda: bench.count("SUCCESS") == 60, message="all ran")
+            await until(lambda: "dropped" in caplog.text, message="said so")
+        await until(lambda: mongo[database_name]["logs"].count_documents({}) >= 15, message="the rest is kept")
+        keeper = keeper_of(bench)
+        lines = mongo[database_name]["logs"]
+        await until(lambda: keeper.dropped_cnt == 60 - lines.count_documents({}), message="all written or dropped")
+        assert keeper.dropped_cnt > 0
     said = [record for record in caplog.records if "dropped" in record.message]
     assert sum(vars(record)[FIELDS]["lines"] for record in said) > 0
 
@@ -264,8 +246,8 @@ def failing_logs(bench: Bench) -> Iterator[None]:
         bench.mongo.admin.command("configureFailPoint", "failCommand", mode="off")
 
 
-def test_a_stop_writes_the_last_lines_and_no_line_outside_of_a_run_is_kept(
-    mongo_uri: str, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+async def test_a_stop_writes_the_last_lines_and_no_line_outside_of_a_run_is_kept(
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
     monkeypatch.setattr(keeping, "_EVERY", 3600.0)
@@ -278,21 +260,18 @@ def test_a_stop_writes_the_last_lines_and_no_line_outside_of_a_run_is_kept(
         seen.append(RUN.get())
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, logs=KEEP) as bench:
-            await bench.client.publish(endless, key="1")
-            await until(lambda: seen, message="it runs")
-            log.info("outside")
-            bench.worker.stop()
-            bench.worker.stop()
-            await bench.life
-            [kept] = await bench.client.logs("endless", "1")
-            assert (messages(kept)[0], kept.is_over) == ("begun", True)
-            assert "outside" not in messages(kept)
-        assert RUN.get() is None
-        assert not any(isinstance(one, keeping.RunLogHandler) for one in logging.getLogger().handlers)
-
-    asyncio.run(scenario())
+    async with working(app, logs=KEEP) as bench:
+        await bench.client.publish(endless, key="1")
+        await until(lambda: seen, message="it runs")
+        log.info("outside")
+        bench.worker.stop()
+        bench.worker.stop()
+        await bench.life
+        [kept] = await bench.client.logs("endless", "1")
+        assert (messages(kept)[0], kept.is_over) == ("begun", True)
+        assert "outside" not in messages(kept)
+    assert RUN.get() is None
+    assert not any(isinstance(one, keeping.RunLogHandler) for one in logging.getLogger().handlers)
 
 
 def test_an_older_write_that_arrives_late_changes_nothing_and_hostile_text_is_stored(store: SyncStore) -> None:

@@ -17,7 +17,7 @@ from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.process.counts import Histogram, Pair, Tally, tally_of
 from tests.integration import stores
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, until
 
 AT_ONCE: TaskOptions = {"unexpected_retry_delay_ms": 0}
@@ -82,64 +82,56 @@ async def settled(bench: Bench, count: int) -> Tally:
     return bench.worker.tally
 
 
-def test_each_run_of_a_known_load_counts_once_with_its_outcome(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            publish = bench.client.publish
-            for number in range(7):
-                await publish("quick", key=str(number))
-            await publish("flaky", key="k", **AT_ONCE)
-            await publish("hopeless", key="k")
-            await publish("again", key="k")
-            await publish("booked", key="k")
-            await publish("endless", key="late", run_timeout_ms=50, max_unexpected_retries=0)
-            await publish("endless", key="canceled")
-            await until(lambda: len(bench.worker.parts.scope.ledger.running) >= 1)
-            await bench.status("endless:canceled", "RUNNING")
-            await bench.client.cancel("endless", "canceled")
-            tally = await settled(bench, 7 + 3 + 1 + 2 + 1 + 1 + 1)
-            assert outcomes(tally) == {
-                "quick": {"SUCCESS": 7},
-                "flaky": {"FAIL": 2, "SUCCESS": 1},
-                "hopeless": {"FAIL": 1},
-                "again": {"CANCELED": 1, "SUCCESS": 1},
-                "booked": {"SUCCESS": 1},
-                "endless": {"FAIL": 1, "CANCELED": 1},
-            }
-            for counts in tally.pairs.values():
-                assert counts.wait.count == counts.run.count == sum(counts.runs.values())
-            late = tally.pairs[Pair("default", "endless")].run
-            assert late.seconds >= 0.05
-            ran = Counter(run["status"] for found in bench.tasks.find() for run in found["task_state"]["worker_states"])
-            assert ran == {"SUCCESS": 10, "FAIL": 4, "CANCELED": 2}, "the documents say the same"
-            await bench.worker.parts.features.recorder.write()
-            assert stored(bench).document() == tally.document()
-            assert (tally.leases_lapsed, tally.lateness.count) == (0, 0)
-
-    asyncio.run(scenario())
+async def test_each_run_of_a_known_load_counts_once_with_its_outcome(working: Working) -> None:
+    async with working(app) as bench:
+        publish = bench.client.publish
+        for number in range(7):
+            await publish("quick", key=str(number))
+        await publish("flaky", key="k", **AT_ONCE)
+        await publish("hopeless", key="k")
+        await publish("again", key="k")
+        await publish("booked", key="k")
+        await publish("endless", key="late", run_timeout_ms=50, max_unexpected_retries=0)
+        await publish("endless", key="canceled")
+        await until(lambda: len(bench.worker.parts.scope.ledger.running) >= 1)
+        await bench.status("endless:canceled", "RUNNING")
+        await bench.client.cancel("endless", "canceled")
+        tally = await settled(bench, 7 + 3 + 1 + 2 + 1 + 1 + 1)
+        assert outcomes(tally) == {
+            "quick": {"SUCCESS": 7},
+            "flaky": {"FAIL": 2, "SUCCESS": 1},
+            "hopeless": {"FAIL": 1},
+            "again": {"CANCELED": 1, "SUCCESS": 1},
+            "booked": {"SUCCESS": 1},
+            "endless": {"FAIL": 1, "CANCELED": 1},
+        }
+        for counts in tally.pairs.values():
+            assert counts.wait.count == counts.run.count == sum(counts.runs.values())
+        late = tally.pairs[Pair("default", "endless")].run
+        assert late.seconds >= 0.05
+        ran = Counter(run["status"] for found in bench.tasks.find() for run in found["task_state"]["worker_states"])
+        assert ran == {"SUCCESS": 10, "FAIL": 4, "CANCELED": 2}, "the documents say the same"
+        await bench.worker.parts.features.recorder.write()
+        assert stored(bench).document() == tally.document()
+        assert (tally.leases_lapsed, tally.lateness.count) == (0, 0)
 
 
-def test_a_wait_begins_when_the_task_is_due(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            with bench.backed_up():
-                await bench.client.publish("quick", key="waits")
-                delayed = await bench.client.publish("quick", key="due later", delay=timedelta(seconds=0.5))
-                assert delayed.created
-                begin = await bench.client.server_time()
-                await until_server(bench, begin, 0.7)
-            bench.worker.parts.claimer.wake()
-            waits = (await settled(bench, 2)).pairs[Pair("default", "quick")].wait
-            runs = [bench.state(f"quick:{key}")["worker_states"][0]["claim_time"] for key in ("waits", "due later")]
-            states = [bench.state(f"quick:{key}") for key in ("waits", "due later")]
-            due = [states[0]["create_time"], states[1]["start_time"]]
-            expected = sum((claimed - since).total_seconds() for claimed, since in zip(runs, due, strict=True))
-            assert waits.seconds == pytest.approx(expected, abs=0.002)
-            assert waits.seconds >= 0.7
-
-    asyncio.run(scenario())
+async def test_a_wait_begins_when_the_task_is_due(working: Working) -> None:
+    async with working(app) as bench:
+        with bench.backed_up():
+            await bench.client.publish("quick", key="waits")
+            delayed = await bench.client.publish("quick", key="due later", delay=timedelta(seconds=0.5))
+            assert delayed.created
+            begin = await bench.client.server_time()
+            await until_server(bench, begin, 0.7)
+        bench.worker.parts.claimer.wake()
+        waits = (await settled(bench, 2)).pairs[Pair("default", "quick")].wait
+        runs = [bench.state(f"quick:{key}")["worker_states"][0]["claim_time"] for key in ("waits", "due later")]
+        states = [bench.state(f"quick:{key}") for key in ("waits", "due later")]
+        due = [states[0]["create_time"], states[1]["start_time"]]
+        expected = sum((claimed - since).total_seconds() for claimed, since in zip(runs, due, strict=True))
+        assert waits.seconds == pytest.approx(expected, abs=0.002)
+        assert waits.seconds >= 0.7
 
 
 async def until_server(bench: Bench, begin: Any, seconds: float) -> None:
@@ -151,40 +143,33 @@ async def until_server(bench: Bench, begin: Any, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 3], ids=["the janitor closes it", "a rescue closes it"])
-def test_a_lapsed_run_counts_once_at_the_worker_that_closes_it(
-    mongo_uri: str, database_name: str, mongo: Client, retries: int
+async def test_a_lapsed_run_counts_once_at_the_worker_that_closes_it(
+    working: Working, database_name: str, mongo: Client, retries: int
 ) -> None:
     store = SyncStore(mongo, database_name)
-
-    async def scenario() -> None:
-        async with (
-            working(mongo_uri, database_name, mongo, lapsing, worker_id="w1") as bench,
-            working(mongo_uri, database_name, mongo, lapsing, worker_id="w2") as other,
-        ):
-            with bench.backed_up(), other.backed_up():
-                for number in range(5):
-                    stores.publish(store, str(number), max_unexpected_retries=retries, unexpected_retry_delay_ms=0)
-                assert len(stores.claim(store, "dead", *map(str, range(5)))) == 5
-                for number in range(5):
-                    stores.lapse(store, str(number))
-            for each in (bench, other):
-                each.worker.parts.claimer.wake()
-                each.worker.parts.scans.ask_full()
-            tallies_of = [bench.worker.tally, other.worker.tally]
-            final = "SUCCESS" if retries else "FAIL"
+    async with working(lapsing, worker_id="w1") as bench, working(lapsing, worker_id="w2") as other:
+        with bench.backed_up(), other.backed_up():
             for number in range(5):
-                await bench.status(f"task:{number}", final)
-            expected = 5 + (5 if retries else 0)
-            await until(lambda: sum(tally.run_cnt for tally in tallies_of) >= expected, message="counted")
-            for each in (bench, other):
-                await each.at_rest()
-            both = Tally()
-            for tally in tallies_of:
-                both.add(tally)
-            assert both.leases_lapsed == 5
-            assert outcomes(both) == {"task": {"TIMEOUT": 5, **({"SUCCESS": 5} if retries else {})}}
-
-    asyncio.run(scenario())
+                stores.publish(store, str(number), max_unexpected_retries=retries, unexpected_retry_delay_ms=0)
+            assert len(stores.claim(store, "dead", *map(str, range(5)))) == 5
+            for number in range(5):
+                stores.lapse(store, str(number))
+        for each in (bench, other):
+            each.worker.parts.claimer.wake()
+            each.worker.parts.scans.ask_full()
+        tallies_of = [bench.worker.tally, other.worker.tally]
+        final = "SUCCESS" if retries else "FAIL"
+        for number in range(5):
+            await bench.status(f"task:{number}", final)
+        expected = 5 + (5 if retries else 0)
+        await until(lambda: sum(tally.run_cnt for tally in tallies_of) >= expected, message="counted")
+        for each in (bench, other):
+            await each.at_rest()
+        both = Tally()
+        for tally in tallies_of:
+            both.add(tally)
+        assert both.leases_lapsed == 5
+        assert outcomes(both) == {"task": {"TIMEOUT": 5, **({"SUCCESS": 5} if retries else {})}}
 
 
 lapsing = App()
@@ -195,103 +180,87 @@ async def task() -> None:
     """Return at once."""
 
 
-def test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_changed(
-    mongo_uri: str, database_name: str, mongo: Client
+async def test_nothing_is_written_for_a_task_and_nothing_when_nothing_has_changed(
+    working: Working, database_name: str, mongo: Client
 ) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            collection = mongo[database_name]["metrics"]
-            await parts.features.recorder.write()
-            assert (parts.features.recorder.write_cnt, collection.count_documents({})) == (0, 0)
-            for number in range(30):
-                await bench.client.publish("quick", key=str(number))
-            await settled(bench, 30)
-            assert parts.features.recorder.write_cnt == 0
-            await parts.features.recorder.write()
-            await parts.features.recorder.write()
-            assert parts.features.recorder.write_cnt == 1
-            found = collection.find_one()
-            assert found is not None
-            assert (found["recent_runs"], found["worker_id"], found["recent_seconds"] > 0) == (30, "w1", True)
-            await bench.client.publish("quick", key="one more")
-            await settled(bench, 31)
-        # The stop has written what was left.
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        collection = mongo[database_name]["metrics"]
+        await parts.features.recorder.write()
+        assert (parts.features.recorder.write_cnt, collection.count_documents({})) == (0, 0)
+        for number in range(30):
+            await bench.client.publish("quick", key=str(number))
+        await settled(bench, 30)
+        assert parts.features.recorder.write_cnt == 0
+        await parts.features.recorder.write()
+        await parts.features.recorder.write()
+        assert parts.features.recorder.write_cnt == 1
         found = collection.find_one()
         assert found is not None
-        assert (tally_of(found).run_cnt, found["recent_runs"], parts.features.recorder.write_cnt) == (31, 1, 2)
+        assert (found["recent_runs"], found["worker_id"], found["recent_seconds"] > 0) == (30, "w1", True)
+        await bench.client.publish("quick", key="one more")
+        await settled(bench, 31)
+    # The stop has written what was left.
+    found = collection.find_one()
+    assert found is not None
+    assert (tally_of(found).run_cnt, found["recent_runs"], parts.features.recorder.write_cnt) == (31, 1, 2)
 
-    asyncio.run(scenario())
 
-
-def test_a_loop_writes_at_its_interval(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_loop_writes_at_its_interval(working: Working, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder.Recorder.__init__, "__defaults__", (timedelta(seconds=0.05),))
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("quick", key="k")
-            await until(lambda: bench.worker.parts.features.recorder.write_cnt == 1, message="written")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish("quick", key="k")
+        await until(lambda: bench.worker.parts.features.recorder.write_cnt == 1, message="written")
 
 
-def test_a_worker_that_was_folded_alive_goes_on_in_another_tally(
-    mongo_uri: str, database_name: str, mongo: Client
+async def test_a_worker_that_was_folded_alive_goes_on_in_another_tally(
+    working: Working, database_name: str, mongo: Client
 ) -> None:
     """It was frozen for longer than its heartbeat lasts; the reply to its last write before that was lost."""
     store = SyncStore(mongo, database_name)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            for number in range(40):
-                await bench.client.publish("quick", key=str(number))
-            await settled(bench, 40)
-            await parts.features.recorder.write()
-            former = parts.features.recorder.tally_id
-            # This one is stored, though the worker does not know it.
-            await bench.client.publish("quick", key="unknown")
-            await settled(bench, 41)
-            known = (parts.features.recorder._stored_revision, parts.features.recorder._stored)
-            await parts.features.recorder.write()
-            parts.features.recorder._stored_revision, parts.features.recorder._stored = known
-            bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "stopped"}})
-            assert store.run(tallies.fold()) == 1
-            bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "running"}})
-            await bench.client.publish("quick", key="after")
-            await settled(bench, 42)
-            await parts.features.recorder.write()
-            assert parts.features.recorder.tally_id == f"{former}-2"
-            assert outcomes(stored(bench)) == {"quick": {"SUCCESS": 1}}
-            assert (stored(bench, former).run_cnt, stored(bench, TOTALS_ID).run_cnt) == (41, 41)
-            metrics = await bench.client.metrics()
-            assert metrics.tally.run_cnt == 42
-            waits: Histogram = metrics.tally.pairs[Pair("default", "quick")].wait
-            assert waits.count == 42
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        for number in range(40):
+            await bench.client.publish("quick", key=str(number))
+        await settled(bench, 40)
+        await parts.features.recorder.write()
+        former = parts.features.recorder.tally_id
+        # This one is stored, though the worker does not know it.
+        await bench.client.publish("quick", key="unknown")
+        await settled(bench, 41)
+        known = (parts.features.recorder._stored_revision, parts.features.recorder._stored)
+        await parts.features.recorder.write()
+        parts.features.recorder._stored_revision, parts.features.recorder._stored = known
+        bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "stopped"}})
+        assert store.run(tallies.fold()) == 1
+        bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "running"}})
+        await bench.client.publish("quick", key="after")
+        await settled(bench, 42)
+        await parts.features.recorder.write()
+        assert parts.features.recorder.tally_id == f"{former}-2"
+        assert outcomes(stored(bench)) == {"quick": {"SUCCESS": 1}}
+        assert (stored(bench, former).run_cnt, stored(bench, TOTALS_ID).run_cnt) == (41, 41)
+        metrics = await bench.client.metrics()
+        assert metrics.tally.run_cnt == 42
+        waits: Histogram = metrics.tally.pairs[Pair("default", "quick")].wait
+        assert waits.count == 42
 
 
-def test_a_database_that_refuses_metrics_hinders_no_task(
-    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture
+async def test_a_database_that_refuses_metrics_hinders_no_task(
+    working: Working, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            refused = between(parts.features.recorder, "record", before=_refuse)
-            await bench.client.publish("quick", key="k")
-            await settled(bench, 1)
-            for _ in range(3):
-                await parts.features.recorder.write()
-            assert refused.seen_cnt == 3
-            assert caplog.text.count("metrics not stored") == 1, "one line, not one in ten seconds"
-            parts.features.recorder._store = parts.scope.store
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        refused = between(bench.store, "record", before=_refuse)
+        await bench.client.publish("quick", key="k")
+        await settled(bench, 1)
+        for _ in range(3):
             await parts.features.recorder.write()
-            assert stored(bench).run_cnt == 1
-
-    asyncio.run(scenario())
+        assert refused.seen_cnt == 3
+        assert caplog.text.count("metrics not stored") == 1, "one line, not one in ten seconds"
+        refused.end()
+        await parts.features.recorder.write()
+        assert stored(bench).run_cnt == 1
 
 
 async def _refuse() -> None:
@@ -300,17 +269,14 @@ async def _refuse() -> None:
     raise AccessDenied("not authorized", is_unauthorized=True)
 
 
-def test_late_firings_and_lost_claims_count(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            now = await bench.client.server_time()
-            await bench.client.add_schedule("once", "quick", now + timedelta(seconds=1))
-            lateness = bench.worker.tally.lateness
-            await until(lambda: lateness.count == 1, message="fired")
-            assert 0 <= lateness.seconds < 60
-            parts = bench.worker.parts
-            await bench.client.publish("quick", key="gone", delay=timedelta(days=1))
-            await parts.sender.claim_free(["quick:gone"], lookup_first=False, is_rescue=False, is_simple=False)
-            assert bench.worker.tally.claims_lost == parts.sender.lost_cnt >= 1
-
-    asyncio.run(scenario())
+async def test_late_firings_and_lost_claims_count(working: Working) -> None:
+    async with working(app) as bench:
+        now = await bench.client.server_time()
+        await bench.client.add_schedule("once", "quick", now + timedelta(seconds=1))
+        lateness = bench.worker.tally.lateness
+        await until(lambda: lateness.count == 1, message="fired")
+        assert 0 <= lateness.seconds < 60
+        parts = bench.worker.parts
+        await bench.client.publish("quick", key="gone", delay=timedelta(days=1))
+        await parts.sender.claim_free(["quick:gone"], lookup_first=False, is_rescue=False, is_simple=False)
+        assert bench.worker.tally.claims_lost == parts.sender.lost_cnt >= 1

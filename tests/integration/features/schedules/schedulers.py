@@ -10,12 +10,14 @@ from datetime import datetime
 from mtask import App
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.driver import connect
-from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.driver.stores import AsyncStore, SyncStore
 
 
 @asynccontextmanager
-async def scheduling_by(uri: str, database: str, count: int, app: App | None = None) -> AsyncIterator[list[Scheduler]]:
-    """Run so many schedulers, each with connections of its own."""
+async def scheduling_by(
+    uri: str, database: str, count: int, app: App | None = None
+) -> AsyncIterator[list[tuple[Scheduler, AsyncStore]]]:
+    """Run so many schedulers, each with connections of its own; return each with its store."""
     async with AsyncExitStack() as stack:
         stores = [connect.async_store(uri, database, "scheduler") for _ in range(count)]
         for store in stores:
@@ -24,7 +26,7 @@ async def scheduling_by(uri: str, database: str, count: int, app: App | None = N
         async with asyncio.TaskGroup() as group:
             for scheduler in schedulers:
                 group.create_task(scheduler.run())
-            yield schedulers
+            yield list(zip(schedulers, stores, strict=True))
             for scheduler in schedulers:
                 scheduler.stop()
 

@@ -21,8 +21,7 @@ from mtask.features.schedules.triggers import Once
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.logs import FIELDS
 from tests.integration.features.schedules.schedulers import keys, scheduling_by, set_next
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 from tests.mongo import until
 
 EVERY_SECOND = timedelta(seconds=1)
@@ -164,7 +163,7 @@ def test_what_cannot_be_scheduled_is_refused_at_once(client: Client, given: dict
 @pytest.mark.parametrize(
     "change", [{"$set": {"trigger": {"kind": "cron", "minute": "x"}}}, {"$unset": {"revision": 1}}]
 )
-def test_malformed_document_is_told_of_and_disturbs_no_other(
+async def test_malformed_document_is_told_of_and_disturbs_no_other(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str, change: dict[str, Any]
 ) -> None:
     client.add_schedule("good", "report", EVERY_SECOND)
@@ -174,12 +173,8 @@ def test_malformed_document_is_told_of_and_disturbs_no_other(
     assert [schedule.id for schedule in client.schedules()] == ["good"]
     with pytest.raises(SchemaMismatch, match="bad"):
         client.get_schedule("bad")
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1):
-            await until(lambda: len(keys(store)) >= 2, message="two firings")
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1):
+        await until(lambda: len(keys(store)) >= 2, message="two firings")
     assert all(key.startswith("good/") for key in keys(store))
 
 
@@ -190,10 +185,11 @@ def test_validator_wants_a_revision(client: Client, store: SyncStore) -> None:
 
 
 class Refused:
-    """A store that moves one schedule on never, and counts how often that is tried."""
+    """Has a store move one schedule on never, and counts how often that is tried."""
 
     def __init__(self, store: AsyncStore, schedule_id: str) -> None:
-        self._store = store
+        self._run = store.run
+        vars(store)["run"] = self.run
         self._schedule_id = schedule_id
         self.tried_cnt = 0
 
@@ -202,25 +198,20 @@ class Refused:
             self.tried_cnt += 1
             operation.close()
             return None
-        return await self._store.run(operation)
+        return await self._run(operation)
 
 
-def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
+async def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.add_schedule("good", "report", EVERY_SECOND)
     client.add_schedule("stuck", "report", EVERY_SECOND)
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1) as (scheduler,):
-            place: Any = scheduler
-            place._store = refused = Refused(place._store, "stuck")
-            await until(lambda: refused.tried_cnt, message="it is due")
-            before = len(keys(store))
-            await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
-            assert refused.tried_cnt == 2
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1) as ((_, its_store),):
+        refused = Refused(its_store, "stuck")
+        await until(lambda: refused.tried_cnt, message="it is due")
+        before = len(keys(store))
+        await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
+        assert refused.tried_cnt == 2
     told = [getattr(record, FIELDS) for record in caplog.records if "schedule cannot be fired" in record.message]
     assert "stuck" in [values["schedule_id"] for values in told]
     assert all(key.startswith("good/") for key in keys(store))
@@ -229,7 +220,7 @@ def test_schedule_that_cannot_be_moved_on_is_left_alone_for_a_while(
 # --- fired ----------------------------------------------------------------------------------------------------
 
 
-def test_firings_have_the_lookups_of_their_schedule(
+async def test_firings_have_the_lookups_of_their_schedule(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     app = App()
@@ -240,12 +231,8 @@ def test_firings_have_the_lookups_of_their_schedule(
 
     client.add_schedule("stored", "report", EVERY_SECOND, lookup={"user_id": 7})
     client.add_schedule("plain", "report", EVERY_SECOND)
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1, app):
-            await until(lambda: len({key.split("/")[0] for key in keys(store)}) == 3, message="one firing of each")
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1, app):
+        await until(lambda: len({key.split("/")[0] for key in keys(store)}) == 3, message="one firing of each")
     expected = {"declared": {"user_id": [8], "tags": ["a", "b"]}, "stored": {"user_id": [7]}, "plain": {}}
     for task in client.find():
         assert task.lookups == expected[task.key.split("/")[0]]
@@ -253,18 +240,14 @@ def test_firings_have_the_lookups_of_their_schedule(
     assert store.tasks.count_documents(plain) == 0
 
 
-def test_each_firing_exists_once_however_many_schedulers_run(
+async def test_each_firing_exists_once_however_many_schedulers_run(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     added = client.add_schedule("s", "report", EVERY_SECOND, catch_up="all")
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 5) as schedulers:
-            await until(lambda: len(keys(store)) >= 6, message="six firings")
-            for scheduler in schedulers:
-                scheduler.stop()
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 5) as schedulers:
+        await until(lambda: len(keys(store)) >= 6, message="six firings")
+        for scheduler, _ in schedulers:
+            scheduler.stop()
     found = client.get_schedule("s").schedule_state
     published = list(store.tasks.find({}, sort=[("task_state.start_time", 1)]))
     starts = [document["task_state"]["start_time"] for document in published]
@@ -297,7 +280,7 @@ def test_a_change_beside_a_firing_does_not_take_it_back(client: Client, store: S
 
 
 @pytest.mark.parametrize(("catch_up", "count"), [("none", 0), ("last", 1), ("all", 6)])
-def test_down_for_an_hour(
+async def test_down_for_an_hour(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str, catch_up: Any, count: int
 ) -> None:
     ten_minutes = timedelta(minutes=10)
@@ -305,12 +288,8 @@ def test_down_for_an_hour(
     begun = now_of(client) - HOUR - GRACE - timedelta(seconds=30)
     store.collections["schedules"].update_one({"_id": "s"}, {"$set": {"create_time": begun - ten_minutes}})
     set_next(store, "s", begun)
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 2):
-            await until(lambda: client.get_schedule("s").schedule_state.next_fire_time == begun + 7 * ten_minutes)
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 2):
+        await until(lambda: client.get_schedule("s").schedule_state.next_fire_time == begun + 7 * ten_minutes)
     due = [begun + place * ten_minutes for place in range(7)]
     schedule = client.get_schedule("s")
     expected = {"none": [], "last": due[-1:], "all": due}[catch_up]
@@ -318,54 +297,41 @@ def test_down_for_an_hour(
     assert len(expected) == (7 if count == 6 else count)
 
 
-def test_overlap_skip_waits_for_the_last_task(
+async def test_overlap_skip_waits_for_the_last_task(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     client.add_schedule("s", "report", EVERY_SECOND, overlap="skip")
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 2):
-            await until(lambda: client.get_schedule("s").schedule_state.skipped_cnt >= 2, message="two left out")
-            assert len(keys(store)) == 1
-            await asyncio.to_thread(client.cancel, "report", keys(store)[0])
-            await until(lambda: len(keys(store)) == 2, message="the next")
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 2):
+        await until(lambda: client.get_schedule("s").schedule_state.skipped_cnt >= 2, message="two left out")
+        assert len(keys(store)) == 1
+        await asyncio.to_thread(client.cancel, "report", keys(store)[0])
+        await until(lambda: len(keys(store)) == 2, message="the next")
 
 
-def test_new_changed_and_resumed_schedules_are_heard_of_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
-) -> None:
+async def test_new_changed_and_resumed_schedules_are_heard_of_at_once(working: Working, client: Client) -> None:
     app = App()
 
     @app.task
     async def report() -> None:
         return None
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await until(lambda: bench.worker.parts.scans.is_ready.is_set(), message="ready")
-            soon = client.server_time() + timedelta(seconds=0.3)
-            await asyncio.to_thread(client.add_schedule, "once", "report", soon)
-            await until(lambda: bench.count("SUCCESS") == 1, 5.0, "fired long before the next look")
-            assert client.get_schedule("once").schedule_state.next_fire_time is None
-            await asyncio.to_thread(client.add_schedule, "every", report, EVERY_SECOND, paused=True)
-            await asyncio.to_thread(client.resume_schedule, "every")
-            await until(lambda: bench.count("SUCCESS") == 3, 6.0, "fired")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await until(lambda: bench.worker.parts.scans.is_ready.is_set(), message="ready")
+        soon = client.server_time() + timedelta(seconds=0.3)
+        await asyncio.to_thread(client.add_schedule, "once", "report", soon)
+        await until(lambda: bench.count("SUCCESS") == 1, 5.0, "fired long before the next look")
+        assert client.get_schedule("once").schedule_state.next_fire_time is None
+        await asyncio.to_thread(client.add_schedule, "every", report, EVERY_SECOND, paused=True)
+        await asyncio.to_thread(client.resume_schedule, "every")
+        await until(lambda: bench.count("SUCCESS") == 3, 6.0, "fired")
 
 
-def test_jitter_delays_the_task_and_not_its_key(
+async def test_jitter_delays_the_task_and_not_its_key(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     client.add_schedule("s", "report", EVERY_SECOND, jitter=HOUR)
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1):
-            await until(lambda: len(keys(store)) >= 3, message="three firings")
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1):
+        await until(lambda: len(keys(store)) >= 3, message="three firings")
     schedule = client.get_schedule("s")
     fired = [schedule.anchor + place * EVERY_SECOND for place in range(1, len(keys(store)) + 1)]
     assert keys(store) == [schedule.key_of(at) for at in fired]
@@ -378,14 +344,15 @@ def test_jitter_delays_the_task_and_not_its_key(
 
 
 class Dying:
-    """A store, and with it whose it is, that hangs when it has written down a firing, before its task is published."""
+    """Has a store hang, and with it whose it is, when a firing is written down, before its task is published."""
 
     def __init__(self, store: AsyncStore, dead: list[Dying]) -> None:
-        self._store = store
+        self._run = store.run
+        vars(store)["run"] = self.run
         self._dead = dead
 
     async def run(self, operation: Any) -> Any:
-        result = await self._store.run(operation)
+        result = await self._run(operation)
         if operation.__name__ == "advance" and result and not self._dead:
             self._dead.append(self)
         if self in self._dead:
@@ -393,24 +360,23 @@ class Dying:
         return result
 
 
-def test_schedulers_go_on_where_one_dies_in_mid_firing(
+async def test_schedulers_go_on_where_one_dies_in_mid_firing(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     schedule = client.add_schedule("s", "report", EVERY_SECOND, catch_up="all")
 
-    async def scenario() -> None:
+    async def die_of_it() -> None:
         dead: list[Dying] = []
         async with scheduling_by(mongo_uri, database_name, 2) as schedulers:
-            for scheduler in schedulers:  # whichever fires first dies of it
-                place: Any = scheduler
-                place._store = Dying(place._store, dead)
+            for _, its_store in schedulers:  # whichever fires first dies of it
+                Dying(its_store, dead)
             await until(lambda: dead, message="one dies")
             before = len(keys(store))
             await until(lambda: len(keys(store)) >= before + 3, message="the other fires")
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(scenario())
+        await die_of_it()
     made = keys(store)
     assert made == [schedule.key_of(schedule.anchor + place * EVERY_SECOND) for place in range(1, len(made) + 1)]
 
@@ -418,7 +384,7 @@ def test_schedulers_go_on_where_one_dies_in_mid_firing(
 # --- declared -------------------------------------------------------------------------------------------------
 
 
-def test_declared_beside_the_handler(mongo_uri: str, database_name: str, mongo: Mongo, client: Client) -> None:
+async def test_declared_beside_the_handler(working: Working, client: Client) -> None:
     app = App()
 
     @app.schedule(EVERY_SECOND, params={"kind": "sales"}, overlap="skip", priority=4)
@@ -431,15 +397,12 @@ def test_declared_beside_the_handler(mongo_uri: str, database_name: str, mongo: 
     @app.schedule("0 12 * * 1", id="weekly")
     def digest() -> None: ...
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, queues=["reports"]) as bench:
-            await until(lambda: bench.count("SUCCESS") >= 2, message="two firings done")
-            document = bench.tasks.find_one({"task_state.status": "SUCCESS"})
-            assert document is not None
-            assert (document["queue"], document["params"]) == ("reports", {"kind": "sales"})
-            assert document["task_option"]["priority"] == 4
-
-    asyncio.run(scenario())
+    async with working(app, queues=["reports"]) as bench:
+        await until(lambda: bench.count("SUCCESS") >= 2, message="two firings done")
+        document = bench.tasks.find_one({"task_state.status": "SUCCESS"})
+        assert document is not None
+        assert (document["queue"], document["params"]) == ("reports", {"kind": "sales"})
+        assert document["task_option"]["priority"] == 4
     found = {schedule.id: schedule for schedule in client.schedules()}
     assert {name: schedule.name for name, schedule in found.items()} == {
         "report": "report",
@@ -449,7 +412,7 @@ def test_declared_beside_the_handler(mongo_uri: str, database_name: str, mongo: 
     assert {schedule.source for schedule in found.values()} == {"app"}
 
 
-def test_what_an_app_declares_no_more_is_fired_by_nobody_who_runs_it(
+async def test_what_an_app_declares_no_more_is_fired_by_nobody_who_runs_it(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     declared = App()
@@ -459,20 +422,16 @@ def test_what_an_app_declares_no_more_is_fired_by_nobody_who_runs_it(
     async def report() -> None: ...
 
     client.add_schedule("other", "report", EVERY_SECOND)
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1, declared):
-            await until(lambda: any(key.startswith("report/") for key in keys(store)), message="it fires")
-        fired = client.get_schedule("report").schedule_state.fired_cnt
-        async with scheduling_by(mongo_uri, database_name, 1, App()):
-            before = len(keys(store))
-            await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
-        assert client.get_schedule("report").schedule_state.fired_cnt == fired
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1, declared):
+        await until(lambda: any(key.startswith("report/") for key in keys(store)), message="it fires")
+    fired = client.get_schedule("report").schedule_state.fired_cnt
+    async with scheduling_by(mongo_uri, database_name, 1, App()):
+        before = len(keys(store))
+        await until(lambda: len(keys(store)) >= before + 2, message="the other fires")
+    assert client.get_schedule("report").schedule_state.fired_cnt == fired
 
 
-def test_paused_declared_schedule_stays_paused_when_its_app_starts_again(
+async def test_paused_declared_schedule_stays_paused_when_its_app_starts_again(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     app = App()
@@ -483,13 +442,9 @@ def test_paused_declared_schedule_stays_paused_when_its_app_starts_again(
 
     store.run(scheduling.put(app.schedules[0], "update", "app"))
     client.pause_schedule("report")
-
-    async def scenario() -> None:
-        client.add_schedule("other", "report", EVERY_SECOND)
-        async with scheduling_by(mongo_uri, database_name, 1, app):
-            await until(lambda: len(keys(store)) >= 1, message="the other fires")
-
-    asyncio.run(scenario())
+    client.add_schedule("other", "report", EVERY_SECOND)
+    async with scheduling_by(mongo_uri, database_name, 1, app):
+        await until(lambda: len(keys(store)) >= 1, message="the other fires")
     assert client.get_schedule("report").paused
 
 

@@ -111,11 +111,7 @@ def test_malformed_schedules_starve_no_others(
 
 
 def test_log_tells_of_many_schedules_that_cannot_be_fired_in_a_few_lines(
-    client: Client,
-    store: SyncStore,
-    mongo_uri: str,
-    database_name: str,
-    caplog: pytest.LogCaptureFixture,
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(client, store, "malformed", 450, **_UNKNOWN)
     client.add_schedule("good", "report", EVERY_SECOND)
@@ -209,7 +205,7 @@ def worked(longest: list[float]) -> Iterator[asyncio.Task[None]]:
         ticking.cancel()
 
 
-def test_catching_up_does_not_block_the_event_loop(
+async def test_catching_up_does_not_block_the_event_loop(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     count = 3
@@ -224,13 +220,9 @@ def test_catching_up_does_not_block_the_event_loop(
     assert made is not None
     assert len(made.firings) >= 400
     longest: list[float] = []
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1):
-            with worked(longest):
-                await until(lambda: store.tasks.estimated_document_count() >= count * 400, message="caught up")
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1):
+        with worked(longest):
+            await until(lambda: store.tasks.estimated_document_count() >= count * 400, message="caught up")
     # All three, and the jitter of each firing, take five times as long or more.
     assert max(longest) < 2 * takes
 
@@ -238,36 +230,31 @@ def test_catching_up_does_not_block_the_event_loop(
 # --- published once -------------------------------------------------------------------------------------------
 
 
-def test_process_frozen_before_it_publishes_does_not_publish_what_was_done_and_removed_meanwhile(
+async def test_process_frozen_before_it_publishes_does_not_publish_what_was_done_and_removed_meanwhile(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str
 ) -> None:
     schedule = client.add_schedule("once", "report", due := client.server_time())
     key = schedule.key_of(due.replace(microsecond=due.microsecond // 1000 * 1000))
     removed, thawed = asyncio.Event(), asyncio.Event()
+    async with scheduling_by(mongo_uri, database_name, 1) as ((_, its_store),):
 
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1) as (frozen,):
-            place: Any = frozen
+        async def freeze() -> None:
+            if store.collections["schedules"].find_one({"_id": "once", "schedule_state.pending.0": {"$exists": 1}}):
+                await removed.wait()
 
-            async def freeze() -> None:
-                if store.collections["schedules"].find_one({"_id": "once", "schedule_state.pending.0": {"$exists": 1}}):
-                    await removed.wait()
+        async def thaw() -> None:
+            if removed.is_set():
+                thawed.set()
 
-            async def thaw() -> None:
-                if removed.is_set():
-                    thawed.set()
-
-            between(place, "publish", before=freeze, after=thaw)
-            await until(lambda: client.get_schedule("once").schedule_state.pending, message="it is written down")
-            async with scheduling_by(mongo_uri, database_name, 1):
-                await until(lambda: keys(store) == [key], message="another publishes")
-                await until(lambda: not client.get_schedule("once").schedule_state.pending, message="and crosses off")
-            await asyncio.to_thread(client.remove, "report", key)
-            removed.set()
-            await thawed.wait()
-            assert keys(store) == []
-
-    asyncio.run(scenario())
+        between(its_store, "publish", before=freeze, after=thaw)
+        await until(lambda: client.get_schedule("once").schedule_state.pending, message="it is written down")
+        async with scheduling_by(mongo_uri, database_name, 1):
+            await until(lambda: keys(store) == [key], message="another publishes")
+            await until(lambda: not client.get_schedule("once").schedule_state.pending, message="and crosses off")
+        await asyncio.to_thread(client.remove, "report", key)
+        removed.set()
+        await thawed.wait()
+        assert keys(store) == []
 
 
 def test_firing_makes_the_same_document_as_a_publish(
@@ -303,7 +290,7 @@ def test_firing_whose_task_is_there_leaves_it_as_it_is(client: Client, store: Sy
 # --- memory ---------------------------------------------------------------------------------------------------
 
 
-def test_scheduler_forgets_schedules_that_fire_no_more_and_all_but_the_newest(
+async def test_scheduler_forgets_schedules_that_fire_no_more_and_all_but_the_newest(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "_MAX_REMEMBERED", 3)
@@ -311,11 +298,7 @@ def test_scheduler_forgets_schedules_that_fire_no_more_and_all_but_the_newest(
         client.add_schedule(f"once-{number}", "report", client.server_time())
         client.add_schedule(f"hourly-{number}", "report", HOUR)
         set_next(store, f"hourly-{number}", client.server_time())
-
-    async def scenario() -> None:
-        async with scheduling_by(mongo_uri, database_name, 1) as (scheduler,):
-            await until(lambda: scheduler.fired_cnt == 12, message="all fire")
-            assert len(scheduler._made) == 3
-            assert all(name.startswith("hourly") for name in scheduler._made)
-
-    asyncio.run(scenario())
+    async with scheduling_by(mongo_uri, database_name, 1) as ((scheduler, _),):
+        await until(lambda: scheduler.fired_cnt == 12, message="all fire")
+        assert len(scheduler._made) == 3
+        assert all(name.startswith("hourly") for name in scheduler._made)

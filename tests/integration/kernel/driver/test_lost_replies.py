@@ -12,19 +12,19 @@ from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.local import ReplicaSet
-from tests.faults.proxy import LossyProxy
+from tests.chaos.nemeses.network import ReplicaSetProxy
 from tests.integration.stores import Document, parsed, publish
 from tests.mongo import Client
 
 
 @pytest.fixture
-def proxy(mongo_server: ReplicaSet) -> Iterator[LossyProxy]:
-    with LossyProxy(mongo_server.primary().port) as made:
+def proxy(mongo_server: ReplicaSet) -> Iterator[ReplicaSetProxy]:
+    with ReplicaSetProxy(mongo_server) as made:
         yield made
 
 
 @pytest.fixture
-def store(proxy: LossyProxy, database_name: str) -> Iterator[SyncStore]:
+def store(proxy: ReplicaSetProxy, database_name: str) -> Iterator[SyncStore]:
     client: Client = MongoClient[Document](proxy.uri, tz_aware=True)
     with client:
         made = SyncStore(client, database_name)
@@ -32,13 +32,13 @@ def store(proxy: LossyProxy, database_name: str) -> Iterator[SyncStore]:
         yield made
 
 
-def test_ping_sent_twice_tells_all_that_a_holder_must_know(store: SyncStore, proxy: LossyProxy) -> None:
+def test_ping_sent_twice_tells_all_that_a_holder_must_know(store: SyncStore, proxy: ReplicaSetProxy) -> None:
     publish(store, "a")
     store.run(claims.claim(["task:a"], "w", "token"))
     before = parsed(store, "a").runs[-1]
-    loss = proxy.lose_next("findAndModify")
+    loss = proxy.drop_replies(1, commands=["findAndModify"])
     [document] = store.run(claims.ping({before.run_id: "task:a"}, 60_000))
-    assert loss.is_lost.is_set()
+    assert loss.is_done.is_set()
     assert set(document) == {"_id", "task_option", "task_state", "now"}
     after = claims.run_of(document, before.run_id)
     assert after is not None
@@ -46,10 +46,10 @@ def test_ping_sent_twice_tells_all_that_a_holder_must_know(store: SyncStore, pro
     assert after["ping_expire_time"] > document["now"]
 
 
-def test_claim_sent_twice_is_one_run(store: SyncStore, proxy: LossyProxy) -> None:
+def test_claim_sent_twice_is_one_run(store: SyncStore, proxy: ReplicaSetProxy) -> None:
     publish(store, "a")
-    loss = proxy.lose_next("findAndModify")
+    loss = proxy.drop_replies(1, commands=["findAndModify"])
     [document] = store.run(claims.claim(["task:a"], "w", "token"))
-    assert loss.is_lost.is_set()
+    assert loss.is_done.is_set()
     assert [run["run_id"] for run in runs_in(document)] == ["token-0"]
     assert [run.run_id for run in parsed(store, "a").runs] == ["token-0"]

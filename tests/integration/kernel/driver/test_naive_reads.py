@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,8 +10,8 @@ from bson.binary import Binary
 from mtask import App, Context, TaskSpec
 from mtask.kernel.driver.operation import Operation, tasks
 from mtask.kernel.driver.stores import SyncStore
-from tests.integration.worker_harness import working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Working
+from tests.mongo import until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -33,9 +32,7 @@ def test_value_that_the_codec_cannot_read_is_read_without_time_zones_too(store: 
     assert bytes(found["id"]) == b"12345"
 
 
-def test_handlers_of_a_group_see_dates_with_time_zones_at_any_depth(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_handlers_of_a_group_see_dates_with_time_zones_at_any_depth(working: Working) -> None:
     app, seen = App(), []
     given = {"at": NOON, "list": [NOON, {"in": {"it": [[NOON]]}}]}
 
@@ -46,13 +43,10 @@ def test_handlers_of_a_group_see_dates_with_time_zones_at_any_depth(
         dates = [state.create_time, state.next_preempt_time, run.claim_time, run.ping_expire_time]
         seen.append(({"at": at, "list": list}, task.params, [date.tzinfo for date in dates if date is not None]))
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=0) as bench:
-            await bench.client.publish_many([TaskSpec("work", given, key=str(number)) for number in range(20)])
-            bench.worker.parts.slots.set_concurrency(20)
-            await until(lambda: bench.count("SUCCESS") == 20, message="all done")
-
-    asyncio.run(scenario())
+    async with working(app, concurrency=0) as bench:
+        await bench.client.publish_many([TaskSpec("work", given, key=str(number)) for number in range(20)])
+        bench.worker.parts.slots.set_concurrency(20)
+        await until(lambda: bench.count("SUCCESS") == 20, message="all done")
     assert seen == [(given, given, [UTC] * 4)] * 20
     assert {repr(entry[0]) for entry in seen} == {repr(given)}
 

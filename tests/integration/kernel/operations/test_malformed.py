@@ -13,25 +13,18 @@ from bson.regex import Regex
 from pydantic import ValidationError
 
 from mtask.errors import OperationFailed
-from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
+from tests import build
 from tests.integration.stores import claim, parsed, publish
 
 Document = dict[str, Any]
-_MISSING = object()
+_MISSING = build.MISSING
 _AGO = datetime(2020, 1, 1, tzinfo=UTC)
-_RUN = {
-    "run_id": "r",
-    "worker_id": "w",
-    "attempt": 1,
-    "status": "RUNNING",
-    "claim_time": _AGO,
-    "ping_expire_time": _AGO + timedelta(minutes=1),
-}
+_RUN = build.run("RUNNING", _AGO, run_id="r", worker_id="w")
 
 
 @pytest.fixture
@@ -43,33 +36,7 @@ def store(module_store: SyncStore) -> SyncStore:
 
 def malformed(**changes: Any) -> Document:
     """Return a due task "task:bad" with fields changed, `a__b` standing for a.b; _MISSING leaves one out."""
-    made: Document = {
-        "_id": "task:bad",
-        "name": "task",
-        "key": "bad",
-        "queue": "default",
-        "params": None,
-        "task_option": TaskOption().model_dump(),
-        "task_state": {
-            "status": "INIT",
-            "create_time": _AGO,
-            "next_preempt_time": _AGO,
-            "failed_cnt": 0,
-            "cancel_requested": False,
-            "worker_states": [],
-        },
-        "schema_version": 1,
-    }
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        node = made
-        for part in parents:
-            node = node[part]
-        if value is _MISSING:
-            del node[last]
-        else:
-            node[last] = value
-    return made
+    return build.changed(build.task("task:bad", time=_AGO), changes)
 
 
 def insert(store: SyncStore, document: Document) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -21,12 +20,6 @@ from tests.clients import claim
 from tests.mongo import eventually
 
 Document = dict[str, Any]
-
-
-@pytest.fixture
-def client(store: SyncStore, mongo_uri: str, database_name: str) -> Iterator[Client]:
-    with Client(mongo_uri, database=database_name) as made:
-        yield made
 
 
 def document(store: SyncStore, task_id: str) -> Document:

@@ -165,12 +165,11 @@ def test_stream_with_shares_tells_of_their_simple_tasks_and_of_all_that_are_not_
     assert 40 < len(ours) < 100
 
 
-def test_stream_turns_to_shares_without_its_last_event(mongo_uri: str, store: SyncStore) -> None:
+async def test_stream_turns_to_shares_without_its_last_event(mongo_uri: str, store: SyncStore) -> None:
     """The server cannot go on behind an event that the new filter leaves out. Nothing is missed nevertheless."""
     keys = {bucket_of(f"task:{number}") % 3 == 0: f"{number}" for number in range(50)}
     digits = "".join("1" if bucket % 3 == 0 else "0" for bucket in range(BUCKET_CNT))
-
-    async def scenario() -> list[str]:
+    async with asyncio.timeout(PATIENCE):
         reader = AsyncStore(AsyncMongoClient(mongo_uri, tz_aware=True), store.database.name)
         stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
         told: list[str] = []
@@ -189,9 +188,6 @@ def test_stream_turns_to_shares_without_its_last_event(mongo_uri: str, store: Sy
         await read_until("task:last")
         await stream.close()
         await reader.close()
-        return told
-
-    told = asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
     assert [task_id for task_id in told if task_id != f"task:{keys[False]}"] == [f"task:{keys[True]}", "task:last"]
 
 
@@ -263,10 +259,9 @@ def is_waited_in(mongo: Client, app_name: str) -> bool:
     return bool(list(mongo.admin.aggregate([{"$currentOp": {}}, {"$match": waits}])))
 
 
-def test_what_changes_while_it_turns_to_dense_writes_is_told(mongo_uri: str, store: SyncStore) -> None:
+async def test_what_changes_while_it_turns_to_dense_writes_is_told(mongo_uri: str, store: SyncStore) -> None:
     """The stream is reopened where it was last read, not at the present."""
-
-    async def scenario() -> list[str]:
+    async with asyncio.timeout(PATIENCE):
         reader = AsyncStore(AsyncMongoClient(mongo_uri, tz_aware=True), store.database.name)
         stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
         assert await stream.next() is None
@@ -281,53 +276,47 @@ def test_what_changes_while_it_turns_to_dense_writes_is_told(mongo_uri: str, sto
             told.extend(event.task_id for event in [await stream.next()] if event is not None)
         await stream.close()
         await reader.close()
-        return told
-
-    assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE)) == ["task:first", "task:second", "task:last"]
+    assert told == ["task:first", "task:second", "task:last"]
 
 
-def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
+async def test_where_writes_are_dense_it_is_not_waited_in_and_every_change_is_told_once(
     mongo_uri: str, mongo: Client, store: SyncStore
 ) -> None:
     """Others write all the while, first much, then nothing, then much; what concerns this stream comes in between."""
     name, app_name = store.database.name, f"stream-{store.database.name}"
     unhurried = mongo[name].get_collection("others", write_concern=WriteConcern(w=1, j=False))
     told: list[str] = []
+    reader = AsyncStore(AsyncMongoClient(mongo_uri, appname=app_name, tz_aware=True), name)
+    stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
 
-    async def scenario() -> None:
-        reader = AsyncStore(AsyncMongoClient(mongo_uri, appname=app_name, tz_aware=True), name)
-        stream = await Stream.open(reader, "w", ["default"], _HORIZON_MS)
+    async def read() -> None:
+        while stream.is_open:
+            event = await stream.next()
+            if event is not None:
+                told.append(event.task_id)
 
-        async def read() -> None:
-            while stream.is_open:
-                event = await stream.next()
-                if event is not None:
-                    told.append(event.task_id)
+    async def waits() -> bool:
+        return await asyncio.to_thread(is_waited_in, mongo, app_name)
 
-        async def waits() -> bool:
-            return await asyncio.to_thread(is_waited_in, mongo, app_name)
+    async def publish_and_hear(key: str) -> None:
+        await asyncio.to_thread(publish, store, key)
+        await until(lambda: f"task:{key}" in told, message=f"{key} is told")
 
-        async def publish_and_hear(key: str) -> None:
-            await asyncio.to_thread(publish, store, key)
-            await until(lambda: f"task:{key}" in told, message=f"{key} is told")
-
-        reading = asyncio.create_task(read())
-        published = 0
-        for _ in range(2):
-            await until(waits, message="it waits for what comes")
-            await publish_and_hear(f"calm-{published}")
-            end = monotonic() + 20
-            while stream.density is not Density.DENSE:
-                assert monotonic() < end, "it is waited in, though writes are dense"
-                await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
-                published += 1
-                await asyncio.to_thread(publish, store, f"dense-{published}")
-            await publish_and_hear(f"last-{published}")
-        reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await reading
-        await stream.close()
-        await reader.close()
-
-    asyncio.run(scenario())
+    reading = asyncio.create_task(read())
+    published = 0
+    for _ in range(2):
+        await until(waits, message="it waits for what comes")
+        await publish_and_hear(f"calm-{published}")
+        end = monotonic() + 20
+        while stream.density is not Density.DENSE:
+            assert monotonic() < end, "it is waited in, though writes are dense"
+            await asyncio.to_thread(unhurried.insert_many, [{} for _ in range(1_000)])
+            published += 1
+            await asyncio.to_thread(publish, store, f"dense-{published}")
+        await publish_and_hear(f"last-{published}")
+    reading.cancel()
+    with suppress(asyncio.CancelledError):
+        await reading
+    await stream.close()
+    await reader.close()
     assert sorted(told) == sorted(document["_id"] for document in store.tasks.find({}, {"_id": 1}))

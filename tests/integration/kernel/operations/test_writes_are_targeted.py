@@ -30,7 +30,6 @@ from mtask.features.flows import settle as settling
 from mtask.features.limits.operations import PermitPool
 from mtask.features.logs.options import LogOptions
 from mtask.features.metrics import operations as tallies
-from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Call
@@ -39,9 +38,10 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from tests import build
 from tests.clients import claim, server_now
 from tests.integration.stores import lapse, publish, stored
-from tests.integration.worker_harness import Bench, Document, working
+from tests.integration.worker_harness import Bench, Document, Working
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, until
 
@@ -207,27 +207,23 @@ def tells(client: Client) -> None:
     assert client.run_bulk(client.plan_bulk("remove", key="unreadable").plan).done_cnt == 1
 
 
-def test_every_write_of_workers_and_clients_names_its_documents_by_id(
-    mongo_uri: str, database_name: str, mongo: Mongo, writes: Writes, turns: Turns
+async def test_every_write_of_workers_and_clients_names_its_documents_by_id(
+    working: Working, mongo_uri: str, database_name: str, writes: Writes, turns: Turns
 ) -> None:
     handlers = Handlers()
-
-    async def scenario() -> None:
-        with opened(mongo_uri, database_name) as (client, source):
-            async with working(mongo_uri, database_name, mongo, handlers.app, logs=LogOptions(keep=1)) as bench:
-                await runs(bench)
-                await changes(bench, client)
-                await limits(bench)
-                await malformed(bench)
-                await asyncio.to_thread(controls, client)
-                await bench.client.keep("default", success=2, fail=0)
-                await until(lambda: bench.count("SUCCESS") == 2, message="all but the newest are removed")
-                handlers.gate.set()
-                await bench.at_rest()
-            await asyncio.to_thread(without_worker, client, source)
-            await asyncio.to_thread(tells, client)
-
-    asyncio.run(scenario())
+    with opened(mongo_uri, database_name) as (client, source):
+        async with working(handlers.app, logs=LogOptions(keep=1)) as bench:
+            await runs(bench)
+            await changes(bench, client)
+            await limits(bench)
+            await malformed(bench)
+            await asyncio.to_thread(controls, client)
+            await bench.client.keep("default", success=2, fail=0)
+            await until(lambda: bench.count("SUCCESS") == 2, message="all but the newest are removed")
+            handlers.gate.set()
+            await bench.at_rest()
+        await asyncio.to_thread(without_worker, client, source)
+        await asyncio.to_thread(tells, client)
     targeted = [write for write in writes.seen if is_targeted(write[2])]
     assert len(targeted) > 100, "the listener has heard of them"
     assert {command for command, *_ in targeted} == {"findAndModify", "update", "delete", "insert"}
@@ -254,7 +250,7 @@ async def runs(bench: Bench) -> None:
     )
     await client.publish("transact", {"fails": True}, key="late")
     assert (await client.wait("transact", "late")).returns_lost
-    await client._run(transactions.lose_returns_of(transactions.OwedReturns(["transact:k"]), ["a dead worker"]))
+    await bench.store.run(transactions.lose_returns_of(transactions.OwedReturns(["transact:k"]), ["a dead worker"]))
     await client.publish_many([TaskSpec("hold", key=key, ping_interval_ms=100) for key in "abc"])
     for key in "abc":
         state = await bench.status(f"hold:{key}", "RUNNING")
@@ -298,10 +294,7 @@ async def limits(bench: Bench) -> None:
 
 async def malformed(bench: Bench) -> None:
     """A document that cannot be read ends as FAIL."""
-    now = datetime.now(UTC)
-    state = {"status": "INIT", "create_time": now, "next_preempt_time": now, "failed_cnt": 0, "worker_states": []}
-    bad: Document = {"_id": "quick:bad", "name": "quick", "key": "bad", "queue": "default", "schema_version": 1}
-    bad |= {"task_option": {**TaskOption().model_dump(), "priority": "high"}, "task_state": state}
+    bad = build.task("quick:bad", time=datetime.now(UTC), option={"priority": "high"})
     bench.mongo[bench.database].command("insert", "tasks", documents=[bad], bypassDocumentValidation=True)
     await bench.status("quick:bad", "FAIL")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
@@ -21,13 +22,14 @@ from pymongo import WriteConcern
 from mtask import App, Context
 from mtask.kernel.driver.stores import CODEC, READING
 from mtask.kernel.worker.running import leases
+from tests import build
 from tests.faults.malformed import good
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
+from tests.loops import in_loop
 from tests.mongo import Client, Document, until
 
 _AGO = datetime(2024, 1, 1, tzinfo=UTC)
 _MAX_BYTES = 16 * 2**20
-Scenario = Callable[[Bench], Awaitable[None]]
 
 
 @pytest.fixture
@@ -49,22 +51,23 @@ def app() -> App:
     return made
 
 
+@asynccontextmanager
+async def outliving(working: Working, app: App, **options: Any) -> AsyncIterator[Bench]:
+    """Run a worker, and see that it lives at the end of the block and works."""
+    async with working(app, **options) as bench:
+        yield bench
+        bench.resume_stream()
+        insert(bench, good("last"))
+        await bench.status("noop:last", "SUCCESS")
+        assert not bench.life.done()
+
+
 @pytest.fixture
-def serve(mongo_uri: str, database_name: str, mongo: Client, app: App) -> Callable[..., None]:
-    """Give what runs a scenario beside a worker, and sees that the worker lives at the end of it and works."""
-
-    def run(scenario: Scenario, **options: Any) -> None:
-        async def life() -> None:
-            async with working(mongo_uri, database_name, mongo, app, **options) as bench:
-                await scenario(bench)
-                bench.resume_stream()
-                insert(bench, good("last"))
-                await bench.status("noop:last", "SUCCESS")
-                assert not bench.life.done()
-
-        asyncio.run(life())
-
-    return run
+@in_loop
+async def bench(working: Working, app: App) -> AsyncIterator[Bench]:
+    """Run a worker that lives at the end of the test and works."""
+    async with outliving(working, app) as made:
+        yield made
 
 
 def insert(bench: Bench, *documents: Document) -> None:
@@ -75,14 +78,7 @@ def insert(bench: Bench, *documents: Document) -> None:
 
 def changed(key: str, /, **changes: Any) -> Document:
     """Return a due task with fields changed, `a__b` standing for a.b."""
-    document = good(key)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        node = document
-        for part in parents:
-            node = node[part]
-        node[last] = value
-    return document
+    return build.changed(good(key), changes)
 
 
 def reason(bench: Bench, task_id: Any) -> str:
@@ -121,18 +117,15 @@ _NAMES: tuple[Any, ...] = (
 )
 
 
-def test_name_of_any_type_that_the_stream_tells_of_ends_no_loop(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.stop_scans()
-        for place, name in enumerate(_NAMES):
-            # Without a list of workers it is told to all; and as it might be told to those of its queue.
-            lost = changed("lost", name=name, task_option__specific_worker_ids=None) | {"_id": f"{name}:{place}"}
-            due = changed(f"due {place}", name=name, task_option__specific_worker_ids="w1")
-            insert(bench, lost, good(f"beside {place}"), due)
-            await failed(bench, [f"{name}:{place}", f"noop:due {place}"])
-            await bench.status(f"noop:beside {place}", "SUCCESS")
-
-    serve(scenario)
+async def test_name_of_any_type_that_the_stream_tells_of_ends_no_loop(bench: Bench) -> None:
+    bench.stop_scans()
+    for place, name in enumerate(_NAMES):
+        # Without a list of workers it is told to all; and as it might be told to those of its queue.
+        lost = changed("lost", name=name, task_option__specific_worker_ids=None) | {"_id": f"{name}:{place}"}
+        due = changed(f"due {place}", name=name, task_option__specific_worker_ids="w1")
+        insert(bench, lost, good(f"beside {place}"), due)
+        await failed(bench, [f"{name}:{place}", f"noop:due {place}"])
+        await bench.status(f"noop:beside {place}", "SUCCESS")
 
 
 _FOUND: dict[str, dict[str, Any]] = {
@@ -154,17 +147,14 @@ _FOUND: dict[str, dict[str, Any]] = {
 }
 
 
-def test_document_that_a_scan_brings_ends_no_loop(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.stop_stream()
-        for kind, changes in _FOUND.items():
-            insert(bench, good(f"before {kind}"), changed(kind, **changes), good(f"after {kind}"))
-            bench.worker.parts.scans.ask_full()
-            await failed(bench, [f"noop:{kind}"])
-            await bench.status(f"noop:before {kind}", "SUCCESS")
-            await bench.status(f"noop:after {kind}", "SUCCESS")
-
-    serve(scenario)
+async def test_document_that_a_scan_brings_ends_no_loop(bench: Bench) -> None:
+    bench.stop_stream()
+    for kind, changes in _FOUND.items():
+        insert(bench, good(f"before {kind}"), changed(kind, **changes), good(f"after {kind}"))
+        bench.worker.parts.scans.ask_full()
+        await failed(bench, [f"noop:{kind}"])
+        await bench.status(f"noop:before {kind}", "SUCCESS")
+        await bench.status(f"noop:after {kind}", "SUCCESS")
 
 
 _AS_GIVEN = {
@@ -175,60 +165,48 @@ _AS_GIVEN = {
 }
 
 
-def test_params_reach_the_handler_as_they_were_published(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        # In a group of its own, and beside others: what cannot be decoded must not cost those anything.
-        for kind, value in _AS_GIVEN.items():
-            for keys in ([f"{kind}, alone"], [f"{kind}, {place}" for place in ("left", "bad", "right")]):
-                with bench.backed_up():
-                    insert(bench, *(good(key, name="echo", params={"value": value}) for key in keys))
-                    await until(partial(_has_queued, bench, len(keys)), message="queued")
-                for key in keys:
-                    await bench.status(f"echo:{key}", "SUCCESS")
-                    task = await bench.client.get("echo", key)
-                    assert task.params == {"value": value}
-                    assert type(task.params["value"]) is type(value)
-                    assert task.returns == value
-                    assert len(task.runs) == 1
-        assert len(await bench.client.find(name="echo")) == 4 * len(_AS_GIVEN)
-
-    serve(scenario)
+async def test_params_reach_the_handler_as_they_were_published(bench: Bench) -> None:
+    # In a group of its own, and beside others: what cannot be decoded must not cost those anything.
+    for kind, value in _AS_GIVEN.items():
+        for keys in ([f"{kind}, alone"], [f"{kind}, {place}" for place in ("left", "bad", "right")]):
+            with bench.backed_up():
+                insert(bench, *(good(key, name="echo", params={"value": value}) for key in keys))
+                await until(partial(_has_queued, bench, len(keys)), message="queued")
+            for key in keys:
+                await bench.status(f"echo:{key}", "SUCCESS")
+                task = await bench.client.get("echo", key)
+                assert task.params == {"value": value}
+                assert type(task.params["value"]) is type(value)
+                assert task.returns == value
+                assert len(task.runs) == 1
+    assert len(await bench.client.find(name="echo")) == 4 * len(_AS_GIVEN)
 
 
 def _has_queued(bench: Bench, count: int) -> bool:
     return len(bench.worker.parts.queue) == count
 
 
-def test_events_tell_of_tasks_whose_values_cannot_all_be_decoded(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        events = bench.client.events(key="bad")
-        async with events:
-            value = Binary(b"short", 4)
-            insert(bench, good("bad", name="echo", params={"value": [value, {"$ref": "x", "$id": 1}]}))
-            kinds = []
-            async for event in events:
-                kinds.append(str(event.kind))
-                if event.is_end:
-                    break
-            assert kinds == ["published", "claimed", "succeeded"]
-
-    serve(scenario)
+async def test_events_tell_of_tasks_whose_values_cannot_all_be_decoded(bench: Bench) -> None:
+    events = bench.client.events(key="bad")
+    async with events:
+        value = Binary(b"short", 4)
+        insert(bench, good("bad", name="echo", params={"value": [value, {"$ref": "x", "$id": 1}]}))
+        kinds = []
+        async for event in events:
+            kinds.append(str(event.kind))
+            if event.is_end:
+                break
+        assert kinds == ["published", "claimed", "succeeded"]
 
 
-def test_names_that_are_none_keep_the_worker_from_nothing(serve: Callable[..., None]) -> None:
+async def test_names_that_are_none_keep_the_worker_from_nothing(bench: Bench) -> None:
     names = [{"$ref": "x", "$id": 1}, {"$a": 1}, "x" * 2**20, 5]
-
-    async def scenario(bench: Bench) -> None:
-        bench.stop_stream()
-        for number in range(3):
-            insert(bench, *(changed(f"{place}/{number}", name=name) for place, name in enumerate(names)))
-        insert(bench, changed("other", name="another"))
-        bench.worker.parts.scans.ask_full()
-        await until(
-            lambda: bench.worker.parts.scope.ledger.unserved_names == {"another"}, message="the one that is a name"
-        )
-
-    serve(scenario)
+    bench.stop_stream()
+    for number in range(3):
+        insert(bench, *(changed(f"{place}/{number}", name=name) for place, name in enumerate(names)))
+    insert(bench, changed("other", name="another"))
+    bench.worker.parts.scans.ask_full()
+    await until(lambda: bench.worker.parts.scope.ledger.unserved_names == {"another"}, message="the one that is a name")
 
 
 # --- loops ----------------------------------------------------------------------------------------------------
@@ -249,11 +227,7 @@ _STEPS = [
 ]
 
 
-def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        for step in _STEPS:
-            await outlive(bench, step)
-
+async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
     async def outlive(bench: Bench, step: str) -> None:
         part, _, name = step.rpartition(".")
         raised: list[str] = []
@@ -287,83 +261,73 @@ def test_loop_outlives_what_nobody_foresaw(serve: Callable[..., None]) -> None:
         if name in ("_follow", "_read"):
             owner._take = take
 
-    serve(scenario)
+    for step in _STEPS:
+        await outlive(bench, step)
 
 
 @pytest.mark.parametrize("reader", ["scan", "stream"])
-def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other(
-    serve: Callable[..., None], reader: str
+async def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_other(bench: Bench, reader: str) -> None:
+    if reader == "scan":
+        bench.stop_stream()
+    else:
+        bench.stop_scans()
+    inbox: Any = bench.worker.parts.inbox
+    push = inbox.push
+
+    def tripping(task_id: Any, *arguments: Any, **options: Any) -> None:
+        if "trap" in str(task_id):
+            raise ZeroDivisionError("nobody foresaw this")
+        push(task_id, *arguments, **options)
+
+    inbox.push = tripping
+    insert(bench, good("trap"), changed("trap-bad", key=5), good("right"))
+    bench.worker.parts.scans.ask_full()
+    await bench.status("noop:right", "SUCCESS")
+    await failed(bench, ["noop:trap-bad"])
+    # One that looks well is not taken for malformed: the mistake is ours.
+    await until(lambda: bench.worker.parts.quarantine.is_left_alone("noop:trap"), message="left alone")
+    assert bench.state("noop:trap")["status"] == "INIT"
+
+
+async def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        if reader == "scan":
-            bench.stop_stream()
-        else:
-            bench.stop_scans()
-        inbox: Any = bench.worker.parts.inbox
-        push = inbox.push
+    apply = leases._apply
 
-        def tripping(task_id: Any, *arguments: Any, **options: Any) -> None:
-            if "trap" in str(task_id):
-                raise ZeroDivisionError("nobody foresaw this")
-            push(task_id, *arguments, **options)
+    def tripping(run: Any, *arguments: Any, **options: Any) -> None:
+        if run.task_id == "hold:bad":
+            raise ZeroDivisionError("nobody foresaw this")
+        apply(run, *arguments, **options)
 
-        inbox.push = tripping
-        insert(bench, good("trap"), changed("trap-bad", key=5), good("right"))
-        bench.worker.parts.scans.ask_full()
-        await bench.status("noop:right", "SUCCESS")
-        await failed(bench, ["noop:trap-bad"])
-        # One that looks well is not taken for malformed: the mistake is ours.
-        await until(lambda: bench.worker.parts.quarantine.is_left_alone("noop:trap"), message="left alone")
-        assert bench.state("noop:trap")["status"] == "INIT"
-
-    serve(scenario)
-
-
-def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read(
-    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(bench: Bench) -> None:
-        apply = leases._apply
-
-        def tripping(run: Any, *arguments: Any, **options: Any) -> None:
-            if run.task_id == "hold:bad":
-                raise ZeroDivisionError("nobody foresaw this")
-            apply(run, *arguments, **options)
-
-        monkeypatch.setattr(leases, "_apply", tripping)
-        options = {"task_option__ping_interval_ms": 100, "task_option__worker_timeout_ms": 3_000}
-        insert(bench, *(changed(key, **options) | {"_id": f"hold:{key}", "name": "hold"} for key in ("bad", "right")))
-        # The one is not trusted any longer than it was, and tried again; the other goes on.
-        await until(lambda: bench.state("hold:bad")["failed_cnt"] > 0, message="its lease lapsed")
-        state = bench.state("hold:right")
-        assert (state["status"], len(state["worker_states"])) == ("RUNNING", 1)
-
-    serve(scenario)
+    monkeypatch.setattr(leases, "_apply", tripping)
+    options = {"task_option__ping_interval_ms": 100, "task_option__worker_timeout_ms": 3_000}
+    insert(bench, *(changed(key, **options) | {"_id": f"hold:{key}", "name": "hold"} for key in ("bad", "right")))
+    # The one is not trusted any longer than it was, and tried again; the other goes on.
+    await until(lambda: bench.state("hold:bad")["failed_cnt"] > 0, message="its lease lapsed")
+    state = bench.state("hold:right")
+    assert (state["status"], len(state["worker_states"])) == ("RUNNING", 1)
 
 
 # --- claims in vain ---------------------------------------------------------------------------------------------
 
 
-def test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        worker: Any = bench.worker
-        guard = worker.parts.scope.served.guard
-        worker.parts.scope.served.guard = lambda valid_until: {
-            **guard(valid_until),
-            "key": {"$ne": "never"},
-        }  # the server sees what the rules do not
-        insert(bench, good("never"))
-        left_alone_until = worker.parts.quarantine.left_alone_until
-        # Six losses bring the look at the whole of it; it looks well, and is left alone for long.
-        await until(lambda: left_alone_until("noop:never") > monotonic() + 5.0, message="left alone for long")
-        lost = worker.parts.sender.lost_cnt
-        assert 6 <= lost <= 8
-        insert(bench, *(good(f"{number}") for number in range(20)))
-        for number in range(20):
-            await bench.status(f"noop:{number}", "SUCCESS")
-        assert worker.parts.sender.lost_cnt <= lost + 1
-
-    serve(scenario)
+async def test_task_that_is_claimed_in_vain_again_and_again_is_tried_ever_more_rarely(bench: Bench) -> None:
+    worker: Any = bench.worker
+    guard = worker.parts.scope.served.guard
+    worker.parts.scope.served.guard = lambda valid_until: {
+        **guard(valid_until),
+        "key": {"$ne": "never"},
+    }  # the server sees what the rules do not
+    insert(bench, good("never"))
+    left_alone_until = worker.parts.quarantine.left_alone_until
+    # Six losses bring the look at the whole of it; it looks well, and is left alone for long.
+    await until(lambda: left_alone_until("noop:never") > monotonic() + 5.0, message="left alone for long")
+    lost = worker.parts.sender.lost_cnt
+    assert 6 <= lost <= 8
+    insert(bench, *(good(f"{number}") for number in range(20)))
+    for number in range(20):
+        await bench.status(f"noop:{number}", "SUCCESS")
+    assert worker.parts.sender.lost_cnt <= lost + 1
 
 
 # --- what is as large as it can be --------------------------------------------------------------------------------
@@ -380,46 +344,34 @@ def filled(document: Document, left: int) -> Document:
 @pytest.mark.parametrize(
     "left", [pytest.param(left, marks=() if left == 150 else pytest.mark.long) for left in (0, 40, 150, 190, 230)]
 )
-def test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_keeps_what_it_holds(
-    serve: Callable[..., None], left: int
+async def test_task_that_leaves_no_room_for_a_claim_or_an_end_is_not_left_open_and_keeps_what_it_holds(
+    bench: Bench, left: int
 ) -> None:
     """Into the last ones the claim fits, and into the very last its end as well."""
-
-    async def scenario(bench: Bench) -> None:
-        large = filled(good("large"), left)
-        insert(bench, good("beside"), large, good("another"))
-        await bench.status("noop:beside", "SUCCESS")
-        await bench.status("noop:another", "SUCCESS")
-        await until(lambda: bench.state("noop:large")["status"] in ("FAIL", "SUCCESS"), message="it is over")
-        state = bench.state("noop:large")
-        assert "next_preempt_time" not in state
-        assert state["status"] == "FAIL" or left >= 150
-        assert bench.document("noop:large")["padding"] == large["padding"]
-
-    serve(scenario)
+    large = filled(good("large"), left)
+    insert(bench, good("beside"), large, good("another"))
+    await bench.status("noop:beside", "SUCCESS")
+    await bench.status("noop:another", "SUCCESS")
+    await until(lambda: bench.state("noop:large")["status"] in ("FAIL", "SUCCESS"), message="it is over")
+    state = bench.state("noop:large")
+    assert "next_preempt_time" not in state
+    assert state["status"] == "FAIL" or left >= 150
+    assert bench.document("noop:large")["padding"] == large["padding"]
 
 
-def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_up_no_other(
-    serve: Callable[..., None],
-) -> None:
-    run = {
-        "run_id": "r", "worker_id": "gone", "attempt": 1, "status": "RUNNING", "claim_time": _AGO,
-        "ping_expire_time": _AGO,
-    }  # fmt: skip
+async def test_lapsed_run_that_cannot_be_closed_for_want_of_room_is_failed_and_holds_up_no_other(bench: Bench) -> None:
+    run = build.run("RUNNING", _AGO, _AGO, worker_id="gone")
 
     def lapsed(key: str) -> Document:
         # Nobody here may take it: only whoever scans settles it.
         options = {"task_option__specific_worker_ids": ["gone"], "task_option__max_unexpected_retries": 0}
         return changed(key, task_state__status="RUNNING", task_state__worker_states=[run], **options)
 
-    async def scenario(bench: Bench) -> None:
-        insert(bench, filled(lapsed("large"), 10), lapsed("small"))
-        bench.worker.parts.scans.ask_full()
-        await bench.status("noop:small", "FAIL")
-        await bench.status("noop:large", "FAIL")
-        assert "lease lapsed" in bench.state("noop:small")["worker_states"][-1]["fail_reason"]
-
-    serve(scenario)
+    insert(bench, filled(lapsed("large"), 10), lapsed("small"))
+    bench.worker.parts.scans.ask_full()
+    await bench.status("noop:small", "FAIL")
+    await bench.status("noop:large", "FAIL")
+    assert "lease lapsed" in bench.state("noop:small")["worker_states"][-1]["fail_reason"]
 
 
 #: What the validator takes of a task that has begun, and refuses of one that waits.
@@ -431,32 +383,24 @@ _BROKEN_WHILE_RUNNING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("damage", _BROKEN_WHILE_RUNNING)
-def test_lapsed_run_of_a_task_that_somebody_broke_meanwhile_holds_up_no_other(
-    serve: Callable[..., None], damage: str
-) -> None:
-    run = {
-        "run_id": "r", "worker_id": "gone", "attempt": 1, "status": "RUNNING", "claim_time": _AGO,
-        "ping_expire_time": _AGO,
-    }  # fmt: skip
+async def test_lapsed_run_of_a_task_that_somebody_broke_meanwhile_holds_up_no_other(bench: Bench, damage: str) -> None:
+    run = build.run("RUNNING", _AGO, _AGO, worker_id="gone")
 
     def lapsed(key: str, /, **changes: Any) -> Document:
         # Nobody here may take it: only whoever scans settles it.
         options = {"task_option__specific_worker_ids": ["gone"], **changes}
         return changed(key, quiet_time=_AGO, task_state__status="RUNNING", task_state__worker_states=[run], **options)
 
-    async def scenario(bench: Bench) -> None:
-        bench.tasks.insert_many([lapsed("broken", **_BROKEN_WHILE_RUNNING[damage]), lapsed("sound")])
-        bench.worker.parts.scans.ask_full()
-        await bench.status("noop:sound", "INIT")
-        await bench.status("noop:broken", "FAIL")
-        assert "malformed" in bench.state("noop:broken")["worker_states"][-1]["fail_reason"]
-
-    serve(scenario)
+    bench.tasks.insert_many([lapsed("broken", **_BROKEN_WHILE_RUNNING[damage]), lapsed("sound")])
+    bench.worker.parts.scans.ask_full()
+    await bench.status("noop:sound", "INIT")
+    await bench.status("noop:broken", "FAIL")
+    assert "malformed" in bench.state("noop:broken")["worker_states"][-1]["fail_reason"]
 
 
 @pytest.mark.parametrize("damage", _BROKEN_WHILE_RUNNING)
-def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reason(
-    serve: Callable[..., None], app: App, mongo: Client, database_name: str, damage: str
+async def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reason(
+    working: Working, app: App, mongo: Client, database_name: str, damage: str
 ) -> None:
     tasks = mongo[database_name]["tasks"]
     broken = {path.replace("__", "."): value for path, value in _BROKEN_WHILE_RUNNING[damage].items()}
@@ -469,7 +413,7 @@ def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reaso
         tasks.update_one({"_id": context.task.id}, {"$set": broken})
         raise ValueError("no such mailbox")
 
-    async def scenario(bench: Bench) -> None:
+    async with outliving(working, app) as bench:
         insert(bench, changed("own", name="break_it", _id="break_it:own"))
         await bench.status("break_it:own", "RUNNING")
         bench.stop_stream()  # else its event may lead to an examination that marks the task first
@@ -479,22 +423,17 @@ def test_task_that_its_own_handler_breaks_is_not_tried_again_but_keeps_its_reaso
         assert "no such mailbox" in run["fail_reason"]
         assert "it breaks the schema" in run["fail_reason"]
 
-    serve(scenario)
+
+async def test_malformed_documents_are_examined_one_by_one(bench: Bench) -> None:
+    read = between(bench.store, "read", only=lambda given: "document_id" in given)
+    keys = [f"bad-{number}" for number in range(30)]
+    insert(bench, *(changed(key, task_state__status=7) for key in keys))
+    bench.worker.parts.scans.ask_full()
+    await failed(bench, [f"noop:{key}" for key in keys])
+    assert read.seen_cnt >= len(keys)
 
 
-def test_malformed_documents_are_examined_one_by_one(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        read = between(bench.worker.parts.quarantine, "read")
-        keys = [f"bad-{number}" for number in range(30)]
-        insert(bench, *(changed(key, task_state__status=7) for key in keys))
-        bench.worker.parts.scans.ask_full()
-        await failed(bench, [f"noop:{key}" for key in keys])
-        assert read.seen_cnt >= len(keys)
-
-    serve(scenario)
-
-
-def test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined(serve: Callable[..., None]) -> None:
+async def test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined(bench: Bench) -> None:
     """The claim is lost, as their runs count as held until 2099. No scan finds them before."""
     run = {
         "worker_id": "another",
@@ -503,22 +442,18 @@ def test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined(serve
         "claim_time": _AGO,
         "ping_expire_time": datetime(2099, 1, 1, tzinfo=UTC),
     }
-
-    async def scenario(bench: Bench) -> None:
-        with bench.backed_up():
-            broken = [changed(key, task_state__worker_states=[run]) for key in ("no-run-id-1", "no-run-id-2")]
-            insert(bench, good("a"), *broken, good("b"))
-        await failed(bench, [document["_id"] for document in broken])
-        assert all("run_id" in reason(bench, document["_id"]) for document in broken)
-
-    serve(scenario)
+    with bench.backed_up():
+        broken = [changed(key, task_state__worker_states=[run]) for key in ("no-run-id-1", "no-run-id-2")]
+        insert(bench, good("a"), *broken, good("b"))
+    await failed(bench, [document["_id"] for document in broken])
+    assert all("run_id" in reason(bench, document["_id"]) for document in broken)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
 
 
-def test_control_with_a_number_beyond_64_bits_stops_no_heartbeat(serve: Callable[..., None]) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_control_with_a_number_beyond_64_bits_stops_no_heartbeat(working: Working, app: App) -> None:
+    async with outliving(working, app, heartbeat_interval=timedelta(milliseconds=200)) as bench:
         await bench.client.limit("default", concurrency=5)
         controls = bench.mongo[bench.database]["controls"]
         controls.update_one({}, {"$set": {"revision": 1e19}}, bypass_document_validation=True)
@@ -536,5 +471,3 @@ def test_control_with_a_number_beyond_64_bits_stops_no_heartbeat(serve: Callable
         # What is malformed is mended by any change.
         mended = await bench.client.limit("default", concurrency=3)
         assert 0 < mended.revision <= 2**53
-
-    serve(scenario, heartbeat_interval=timedelta(milliseconds=200))

@@ -16,8 +16,8 @@ from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.operations import change as queries
 from mtask.local import ReplicaSet
 from mtask.logs import FIELDS
-from tests.faults import breaks
-from tests.integration.worker_harness import working
+from tests.chaos.nemeses import breaks
+from tests.integration.worker_harness import working_on
 from tests.mongo import PATIENCE, Client, Document, until
 
 DATABASE = "failover"
@@ -31,7 +31,7 @@ def mongo(replica_set: ReplicaSet) -> Iterator[Client]:
         client.drop_database(DATABASE)
 
 
-def test_pings_go_on_soon_after_the_primary_was_killed(replica_set: ReplicaSet, mongo: Client) -> None:
+async def test_pings_go_on_soon_after_the_primary_was_killed(replica_set: ReplicaSet, mongo: Client) -> None:
     app, go_on, started = App(), asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -39,38 +39,32 @@ def test_pings_go_on_soon_after_the_primary_was_killed(replica_set: ReplicaSet, 
         started.set()
         await go_on.wait()
 
-    async def scenario() -> None:
-        async with working(replica_set.uri, DATABASE, mongo, app) as bench:
-            # Between pings the connection is idle for more than the second after which the driver looks at it first.
-            await bench.client.publish("hold", key="1", ping_interval_ms=2_500, worker_timeout_ms=200_000)
-            await started.wait()
-            with breaks.killed_primary(replica_set):
-                lease = bench.state("hold:1")["worker_states"][0]["ping_expire_time"]
-                # Less than a client that asks its servers every minute needs to find the next primary.
-                await until(lambda: bench.state("hold:1")["worker_states"][0]["ping_expire_time"] > lease, 25, "a ping")
-            go_on.set()
-            [run] = (await bench.status("hold:1", "SUCCESS", PATIENCE))["worker_states"]
-            assert run["attempt"] == 1
-
-    asyncio.run(scenario())
+    async with working_on(replica_set.uri, DATABASE, mongo, app) as bench:
+        # Between pings the connection is idle for more than the second after which the driver looks at it first.
+        await bench.client.publish("hold", key="1", ping_interval_ms=2_500, worker_timeout_ms=200_000)
+        await started.wait()
+        with breaks.killed_primary(replica_set):
+            lease = bench.state("hold:1")["worker_states"][0]["ping_expire_time"]
+            # Less than a client that asks its servers every minute needs to find the next primary.
+            await until(lambda: bench.state("hold:1")["worker_states"][0]["ping_expire_time"] > lease, 25, "a ping")
+        go_on.set()
+        [run] = (await bench.status("hold:1", "SUCCESS", PATIENCE))["worker_states"]
+        assert run["attempt"] == 1
 
 
-def test_call_to_a_frozen_primary_ends_when_another_is_elected(replica_set: ReplicaSet, mongo: Client) -> None:
-    async def scenario() -> None:
-        client: AsyncMongoClient[Document] = AsyncMongoClient(replica_set.uri)
-        async with client:
-            store = AsyncStore(client, DATABASE, timedelta(minutes=5))
-            assert await store.run(queries.count({})) == 0
-            former = replica_set.primary()
-            replica_set.pause(former)
-            try:
-                with pytest.raises(DatabaseUnavailable, match=rf"{former.address} has not answered, and .* is primary"):
-                    await store.run(queries.count({}))
-                assert await store.run(queries.count({})) == 0, "the next call goes to the next primary"
-            finally:
-                replica_set.resume(former)
-
-    asyncio.run(scenario())
+async def test_call_to_a_frozen_primary_ends_when_another_is_elected(replica_set: ReplicaSet, mongo: Client) -> None:
+    client: AsyncMongoClient[Document] = AsyncMongoClient(replica_set.uri)
+    async with client:
+        store = AsyncStore(client, DATABASE, timedelta(minutes=5))
+        assert await store.run(queries.count({})) == 0
+        former = replica_set.primary()
+        replica_set.pause(former)
+        try:
+            with pytest.raises(DatabaseUnavailable, match=rf"{former.address} has not answered, and .* is primary"):
+                await store.run(queries.count({}))
+            assert await store.run(queries.count({})) == 0, "the next call goes to the next primary"
+        finally:
+            replica_set.resume(former)
 
 
 def is_given_up(caplog: pytest.LogCaptureFixture) -> bool:
@@ -79,7 +73,7 @@ def is_given_up(caplog: pytest.LogCaptureFixture) -> bool:
     return any("is primary now" in reason for reason in reasons)
 
 
-def test_stream_from_a_frozen_primary_is_opened_anew_at_the_next(
+async def test_stream_from_a_frozen_primary_is_opened_anew_at_the_next(
     replica_set: ReplicaSet, mongo: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App()
@@ -88,17 +82,14 @@ def test_stream_from_a_frozen_primary_is_opened_anew_at_the_next(
     async def work() -> None:
         return None
 
-    async def scenario() -> None:
-        async with working(replica_set.uri, DATABASE, mongo, app) as bench, asyncio.timeout(120):
-            with breaks.frozen_primary(replica_set):
-                await until(lambda: is_given_up(caplog), PATIENCE, "the stream is given up")
-                before, number = bench.worker.parts.stream.event_cnt, 0
-                while bench.worker.parts.stream.event_cnt == before:  # what is written before it is open, scans bring
-                    number += 1
-                    with suppress(DatabaseUnavailable):  # MongoDB itself may need longer until a majority acknowledges
-                        await bench.client.publish("work", key=str(number))
-                    await asyncio.sleep(0.05)
-            await bench.client.publish("work", key=str(number))
-            await bench.status(f"work:{number}", "SUCCESS", PATIENCE)
-
-    asyncio.run(scenario())
+    async with working_on(replica_set.uri, DATABASE, mongo, app) as bench, asyncio.timeout(120):
+        with breaks.frozen_primary(replica_set):
+            await until(lambda: is_given_up(caplog), PATIENCE, "the stream is given up")
+            before, number = bench.worker.parts.stream.event_cnt, 0
+            while bench.worker.parts.stream.event_cnt == before:  # what is written before it is open, scans bring
+                number += 1
+                with suppress(DatabaseUnavailable):  # MongoDB itself may need longer until a majority acknowledges
+                    await bench.client.publish("work", key=str(number))
+                await asyncio.sleep(0.05)
+        await bench.client.publish("work", key=str(number))
+        await bench.status(f"work:{number}", "SUCCESS", PATIENCE)

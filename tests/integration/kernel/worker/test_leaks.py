@@ -17,7 +17,7 @@ from mtask import App, AsyncClient, Client, Context, Fail, Retry, TaskSpec
 from mtask.kernel.operations import change_stream as wakeups
 from mtask.kernel.operations.change_stream import Density
 from tests.integration.kernel.worker.leaks import Before, connections, own_objects, sizes_of, uncollected_objects
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import PATIENCE, eventually, fail_command, until
 from tests.mongo import Client as Mongo
 from tests.workers import open_stage
@@ -152,16 +152,14 @@ def play(database_name: str) -> Iterator[Play]:
 
 @pytest.mark.parametrize("way", ["gracefully", "at once"])
 def test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops(
-    mongo_uri: str, database_name: str, mongo: Mongo, play: Play, way: str
+    working: Working, database_name: str, mongo: Mongo, play: Play, way: str
 ) -> None:
     mongo[database_name].create_collection("effects")
     before = Before.note(mongo)
     names: list[str] = []
 
     async def scenario() -> None:
-        async with working(
-            mongo_uri, database_name, mongo, play.app, concurrency=50, shutdown_timeout=timedelta(seconds=600)
-        ) as bench:
+        async with working(play.app, concurrency=50, shutdown_timeout=timedelta(seconds=600)) as bench:
             names.append(bench.app_name)
             await play.run(bench)
             await play.break_stream(bench)
@@ -230,13 +228,11 @@ def test_worker_process_that_was_asked_to_stop_leaves_no_connection_and_no_proce
         assert stage.document(held)["task_state"]["status"] == "INIT"
 
 
-def test_worker_keeps_nothing_of_the_tasks_that_it_has_done(
-    mongo_uri: str, database_name: str, mongo: Mongo, play: Play
-) -> None:
+def test_worker_keeps_nothing_of_the_tasks_that_it_has_done(working: Working, play: Play) -> None:
     before = own_objects()  # what other tests have left in this process
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, play.app, concurrency=200) as bench:
+        async with working(play.app, concurrency=200) as bench:
             counts = []
             for half in range(2):
                 specs = [TaskSpec("work", {}, key=f"{half}/{number}") for number in range(_MANY)]
@@ -256,13 +252,13 @@ def test_worker_keeps_nothing_of_the_tasks_that_it_has_done(
 
 
 def test_what_is_done_is_freed_without_a_look_for_cycles(
-    mongo_uri: str, database_name: str, mongo: Mongo, play: Play
+    working: Working, database_name: str, mongo: Mongo, play: Play
 ) -> None:
     easy = ("work", "plain", "commit", "commit_plain", "later", "abort", "abort_plain")
     before = own_objects()  # what other tests have left in this process
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, play.app, concurrency=50) as bench:
+        async with working(play.app, concurrency=50) as bench:
             own_objects()
             gc.disable()
             once: Any = {"max_unexpected_retries": 0}

@@ -22,13 +22,13 @@ from mtask.kernel.operations.change_stream import Stream
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, stream
+from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.running import claim
 from mtask.kernel.worker.running import leases as pinger
 from mtask.kernel.worker.running.run import HeldRun, trusted_until
 from tests.integration import stores
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between, set_horizon
 from tests.mongo import PATIENCE, Client, eventually, fail_command, until
 
 T = TypeVar("T")
@@ -72,8 +72,8 @@ def _between_streams(monkeypatch: pytest.MonkeyPatch, act: Callable[[Bench], Awa
     return benches
 
 
-def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_scan_after_its_opening(
+    working: Working, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
@@ -82,49 +82,40 @@ def test_task_that_comes_between_a_broken_stream_and_the_next_is_found_by_the_sc
         await bench.client.publish("work", {}, key="between")
 
     benches = _between_streams(monkeypatch, publish)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            benches.append(bench)
-            with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
-                register(store, "wakes-the-stream", ["other"])
-                await until(lambda: bench.count("SUCCESS"), message="the task between is done")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        benches.append(bench)
+        with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
+            register(store, "wakes-the-stream", ["other"])
+            await until(lambda: bench.count("SUCCESS"), message="the task between is done")
 
 
-def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_stream_is_opened_anew_and_not_where_the_old_one_ended(
+    working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped database ends the stream for good: nothing can be resumed after that."""
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)
+    async with working(app) as bench:
+        indexes = set(bench.tasks.index_information())
+        mongo.drop_database(database_name)
+        await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
+        await bench.scanned()
+        bench.stop_scans()
+        new_stream = bench.worker.parts.stream
+        heard = new_stream.event_cnt
+        numbers = itertools.count()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            of_worker = bench.worker.parts.scans
-            indexes = set(bench.tasks.index_information())
-            mongo.drop_database(database_name)
-            await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
-            await until(lambda: not of_worker._is_full_due, message="scanned")
-            bench.stop_scans()
-            new_stream = bench.worker.parts.stream
-            heard = new_stream.event_cnt
-            numbers = itertools.count()
+        def is_heard() -> bool:
+            register(store, f"another-{next(numbers)}", ["other"])
+            return new_stream.event_cnt > heard + 3
 
-            def is_heard() -> bool:
-                register(store, f"another-{next(numbers)}", ["other"])
-                return new_stream.event_cnt > heard + 3
-
-            await until(is_heard, 20, "events of the new stream")
-            await bench.client.publish("work", {}, key="1")
-            await bench.status("work:1", "SUCCESS")
-
-    asyncio.run(scenario())
+        await until(is_heard, 20, "events of the new stream")
+        await bench.client.publish("work", {}, key="1")
+        await bench.status("work:1", "SUCCESS")
 
 
-def test_database_dropped_while_no_stream_is_open_is_set_up_again(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_database_dropped_while_no_stream_is_open_is_set_up_again(
+    working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     indexes: set[str] = set()
 
@@ -133,38 +124,27 @@ def test_database_dropped_while_no_stream_is_open_is_set_up_again(
         mongo.drop_database(database_name)
 
     benches = _between_streams(monkeypatch, drop)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            benches.append(bench)
-            with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
-                register(store, "wakes-the-stream", ["other"])
-                await until(lambda: indexes, message="dropped")
-                await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        benches.append(bench)
+        with fail_command(mongo, "getMore", times=1, error_code=286, app_name=bench.app_name):
+            register(store, "wakes-the-stream", ["other"])
+            await until(lambda: indexes, message="dropped")
+            await until(lambda: set(bench.tasks.index_information()) == indexes, message="set up again")
 
 
-def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+async def test_task_that_moves_into_the_horizon_is_met_by_a_regular_scan(
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(seconds=0.5))
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("work", {}, key="1", delay=timedelta(seconds=1.5))
-            await bench.status("work:1", "SUCCESS")
-
-    asyncio.run(scenario())
+    set_horizon(monkeypatch, timedelta(seconds=0.5))
+    async with working(app) as bench:
+        await bench.client.publish("work", {}, key="1", delay=timedelta(seconds=1.5))
+        await bench.status("work:1", "SUCCESS")
 
 
 # --- leases -----------------------------------------------------------------------------------------------
 
 
-def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_comes(working: Working) -> None:
     app, runs, go_on = App(), [], asyncio.Event()
     asked: list[float] = []
     pinged: list[float] = []
@@ -180,35 +160,32 @@ def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answer_com
     async def linger() -> None:
         await asyncio.sleep(0.5)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            between(bench.worker.parts.sender, "claim", before=note, after=linger)
-            await bench.client.publish("work", {}, key="1", ping_interval_ms=1_000)
-            (run,) = await until(lambda: runs)
-            assert run.trusted_until <= trusted_until(asked[0], run.lease_ms)
+    async with working(app) as bench:
+        between(bench.store, "claim", before=note, after=linger)
+        await bench.client.publish("work", {}, key="1", ping_interval_ms=1_000)
+        (run,) = await until(lambda: runs)
+        assert run.trusted_until <= trusted_until(asked[0], run.lease_ms)
 
-            real = bench.worker.parts.pinger._store.run
+        real = bench.pings.run
 
-            def answer_late(operation: Generator[Any, Any, T]) -> T:
-                sent = monotonic()
-                answer = real(operation)
-                if _name(operation) == "ping":
-                    time.sleep(0.5)
-                    pinged.append(sent)
-                return answer
+        def answer_late(operation: Generator[Any, Any, T]) -> T:
+            sent = monotonic()
+            answer = real(operation)
+            if _name(operation) == "ping":
+                time.sleep(0.5)
+                pinged.append(sent)
+            return answer
 
-            bench.worker.parts.pinger._store.run = answer_late  # type: ignore[method-assign, assignment]
-            before = run.trusted_until
-            trusted = await until(lambda: run.trusted_until > before and run.trusted_until)
-            assert any(trusted <= trusted_until(sent, run.lease_ms) for sent in pinged)
-            go_on.set()
-            await bench.status("work:1", "SUCCESS")
-
-    asyncio.run(scenario())
+        bench.pings.run = answer_late  # type: ignore[method-assign, assignment]
+        before = run.trusted_until
+        trusted = await until(lambda: run.trusted_until > before and run.trusted_until)
+        assert any(trusted <= trusted_until(sent, run.lease_ms) for sent in pinged)
+        go_on.set()
+        await bench.status("work:1", "SUCCESS")
 
 
-def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_the_server_is_not_heard(
-    mongo_uri: str, database_name: str, mongo: Client
+async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_the_server_is_not_heard(
+    working: Working,
 ) -> None:
     app, started, ended = App(), asyncio.Event(), asyncio.Event()
 
@@ -221,23 +198,20 @@ def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_the_serv
             assert not context.is_lease_valid
             ended.set()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
-            def be_unavailable(_: object) -> None:
-                raise DatabaseUnavailable("cut off")
+        def be_unavailable(_: object) -> None:
+            raise DatabaseUnavailable("cut off")
 
-            bench.worker.parts.pinger._store.run = be_unavailable  # type: ignore[method-assign, assignment]
-            bench.stop_scans()  # they look at what is held, through a connection that this test leaves open
-            await bench.client.publish("work", {}, key="1", ping_interval_ms=300, worker_timeout_ms=1_500)
-            await until(started.is_set)
-            await until(ended.is_set, 20, "the handler is ended")
-
-    asyncio.run(scenario())
+        bench.pings.run = be_unavailable  # type: ignore[method-assign, assignment]
+        bench.stop_scans()  # they look at what is held, through a connection that this test leaves open
+        await bench.client.publish("work", {}, key="1", ping_interval_ms=300, worker_timeout_ms=1_500)
+        await until(started.is_set)
+        await until(ended.is_set, 20, "the handler is ended")
 
 
-def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+async def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts(
+    working: Working, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pinger, "_OVERTIME", 0.2)
     app, lapses = App(), []
@@ -248,25 +222,22 @@ def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_coun
     async def block() -> None:
         lapses.append(eventually(lambda: tasks.count_documents(lapsed), 20, "the lease lapses"))
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            limits: dict[str, Any] = {"run_timeout_ms": 200, "worker_timeout_ms": 1_500, "ping_interval_ms": 300}
-            await bench.client.publish("block", {}, key="1", max_unexpected_retries=0, **limits)
-            state = await bench.status("block:1", "FAIL")
-            assert lapses
-            assert (state["failed_cnt"], state["worker_states"][0]["status"]) == (1, "TIMEOUT")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        limits: dict[str, Any] = {"run_timeout_ms": 200, "worker_timeout_ms": 1_500, "ping_interval_ms": 300}
+        await bench.client.publish("block", {}, key="1", max_unexpected_retries=0, **limits)
+        state = await bench.status("block:1", "FAIL")
+        assert lapses
+        assert (state["failed_cnt"], state["worker_states"][0]["status"]) == (1, "TIMEOUT")
 
 
 # --- claims -----------------------------------------------------------------------------------------------
 
 
 class _LateClaim:
-    """A store whose first claim is not answered, and is carried out only after the last read-back."""
+    """The `run` of a store whose first claim is not answered, and is carried out only after the last read-back."""
 
     def __init__(self, store: AsyncStore) -> None:
-        self._store = store
+        self._run = store.run
         self._late: Generator[Any, Any, Any] | None = None
         self.reads = 0
         self.is_carried_out = False
@@ -275,69 +246,60 @@ class _LateClaim:
         if _name(operation) == "claim" and self._late is None:
             self._late = operation
             raise DatabaseUnavailable("no answer")
-        result = await self._store.run(operation)
+        result = await self._run(operation)
         if _name(operation) == "claimed":
             self.reads += 1
             if self.reads == len(claim._READ_AGAIN_AFTER) + 1 and self._late is not None:
-                self.is_carried_out = bool(await self._store.run(self._late))
+                self.is_carried_out = bool(await self._run(self._late))
         return result
 
 
-def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+async def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for as long as it can come true; here until the worker stops."""
     monkeypatch.setattr(claim, "_SETTLED", _FAR.total_seconds())
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            late: Any = _LateClaim(bench.worker.parts.sender._store)
-            bench.worker.parts.sender._store = bench.worker.parts.recovery._store = late
-            await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
-            await until(lambda: late.is_carried_out, message="the claim has come true")
-            bench.worker.stop()
-            await asyncio.wait((bench.life,), timeout=PATIENCE)
-            assert bench.life.done()
-            state = bench.state("work:1")
-            assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
-            assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        late = _LateClaim(bench.store)
+        vars(bench.store)["run"] = late.run
+        await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
+        await until(lambda: late.is_carried_out, message="the claim has come true")
+        bench.worker.stop()
+        await asyncio.wait((bench.life,), timeout=PATIENCE)
+        assert bench.life.done()
+        state = bench.state("work:1")
+        assert [run["status"] for run in state["worker_states"]] == ["CANCELED"]
+        assert (state["status"], state["failed_cnt"]) == ("INIT", 0)
 
 
-def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
+async def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(working: Working, app: App) -> None:
     go_on = threading.Event()
 
     @app.task
     def hold() -> None:
         go_on.wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            try:
-                await bench.client.publish("hold", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
-                await bench.status("hold:1", "FAIL")
-                await until(lambda: not bench.worker.parts.scope.ledger.runs, message="the run has ended")
-                assert bench.worker.parts.slots.running_cnt == 1
-                await bench.client.publish("work", {}, key="1")
-                await until(lambda: "work:1" in bench.worker.parts.queue, message="the second task is at hand")
-                assert bench.state("work:1")["status"] == "INIT"
-            finally:
-                go_on.set()
-            await bench.status("work:1", "SUCCESS")
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app, concurrency=1) as bench:
+        try:
+            await bench.client.publish("hold", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+            await bench.status("hold:1", "FAIL")
+            await until(lambda: not bench.worker.parts.scope.ledger.runs, message="the run has ended")
+            assert bench.worker.parts.slots.running_cnt == 1
+            await bench.client.publish("work", {}, key="1")
+            await until(lambda: "work:1" in bench.worker.parts.queue, message="the second task is at hand")
+            assert bench.state("work:1")["status"] == "INIT"
+        finally:
+            go_on.set()
+        await bench.status("work:1", "SUCCESS")
+        await bench.at_rest()
 
 
 # --- transactions -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-def test_transaction_that_the_server_ended_leaves_neither_effect_nor_success_and_the_next_leaves_both(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str
+async def test_transaction_that_the_server_ended_leaves_neither_effect_nor_success_and_the_next_leaves_both(
+    working: Working, database_name: str, mongo: Client, kind: str
 ) -> None:
     app, attempts = App(), []
     effects = mongo[database_name]["effects"]
@@ -362,16 +324,13 @@ def test_transaction_that_the_server_ended_leaves_neither_effect_nor_success_and
             session.client[database_name]["effects"].insert_one({"_id": len(attempts)}, session=session)
             end_first(session)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            name = f"write_{kind}"
-            await bench.client.publish(name, {}, key="1", max_unexpected_retries=0)
-            state = await bench.status(f"{name}:1", "SUCCESS")
-            assert refused.is_set()
-            assert [run["status"] for run in state["worker_states"]] == ["CANCELED", "SUCCESS"]
-            assert [document["_id"] for document in effects.find()] == ["before", 1]
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        name = f"write_{kind}"
+        await bench.client.publish(name, {}, key="1", max_unexpected_retries=0)
+        state = await bench.status(f"{name}:1", "SUCCESS")
+        assert refused.is_set()
+        assert [run["status"] for run in state["worker_states"]] == ["CANCELED", "SUCCESS"]
+        assert [document["_id"] for document in effects.find()] == ["before", 1]
 
 
 def test_commit_of_a_run_whose_lease_lapsed_is_refused_and_its_write_is_not_there(store: SyncStore) -> None:

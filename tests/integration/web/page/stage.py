@@ -14,7 +14,7 @@ from mtask import App, Client, Context, Fail, Flow
 from mtask.parts.assembly import Worker
 from mtask.parts.worker import WorkerOptions
 from mtask.web.settings import WebSettings
-from tests.integration.web.serving import Serving, serving
+from tests.integration.web.serving import Serving, serving_on
 from tests.mongo import PATIENCE
 
 #: What hostile users write into keys, params and reasons.
@@ -107,7 +107,7 @@ def staged(uri: str, database: str, settings: WebSettings | None = None) -> Iter
             queues=["default", "mail", "video"],
             shutdown_timeout=timedelta(seconds=1),
         )
-        async with serving(uri, database, settings) as server:
+        async with serving_on(uri, database, settings) as server:
             worker = Worker(app_with(gates), options)
             running = asyncio.create_task(worker.run())
             made.append(server)

@@ -6,19 +6,18 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from mtask import TaskSpec
 from mtask.local import ReplicaSet
 from tests.integration.web.page.test_sessions import Visitor, visiting
-from tests.integration.web.serving import Serving, with_server
+from tests.integration.web.serving import Serving
 from tests.integration.web.test_command import command
 from tests.mongo import PATIENCE, eventually, until
 
@@ -64,60 +63,39 @@ async def listening(visitor: Visitor) -> AsyncIterator[Heard]:
             await asyncio.wait((reading,))
 
 
-@pytest.fixture
-def serve(mongo_uri: str, database_name: str) -> Callable[..., None]:
-    def run(scenario: Callable[[Serving], Coroutine[Any, Any, None]], **given: Any) -> None:
-        with_server(mongo_uri, database_name, scenario, **given)
-
-    return run
-
-
-def test_burst_costs_a_page_two_messages_a_second(serve: Callable[..., None]) -> None:
-    async def scenario(server: Serving) -> None:
-        async with visiting(server, "read") as visitor, listening(visitor) as heard:
-            begun = time.monotonic()
-            specs = [TaskSpec("echo", key=f"k/{index}", delay=3600) for index in range(3_000)]
-            await server.client.publish_many(specs)
-            await until(lambda: sum(tick["kinds"].get("published", 0) for tick in heard.ticks()) == 3_000)
-            took = time.monotonic() - begun
-            assert len(heard.ticks()) <= 2 * took + 3
-            assert any(tick["many"] and not tick["ids"] for tick in heard.ticks()), "a large tick names no tasks"
-            assert max(len(json.dumps(tick)) for tick in heard.ticks()) < 10_000
-
-    serve(scenario)
+async def test_burst_costs_a_page_two_messages_a_second(server: Serving) -> None:
+    async with visiting(server, "read") as visitor, listening(visitor) as heard:
+        begun = time.monotonic()
+        specs = [TaskSpec("echo", key=f"k/{index}", delay=3600) for index in range(3_000)]
+        await server.client.publish_many(specs)
+        await until(lambda: sum(tick["kinds"].get("published", 0) for tick in heard.ticks()) == 3_000)
+        took = time.monotonic() - begun
+        assert len(heard.ticks()) <= 2 * took + 3
+        assert any(tick["many"] and not tick["ids"] for tick in heard.ticks()), "a large tick names no tasks"
+        assert max(len(json.dumps(tick)) for tick in heard.ticks()) < 10_000
 
 
-def test_all_pages_share_one_stream_and_its_end_follows_theirs(serve: Callable[..., None]) -> None:
-    async def scenario(server: Serving) -> None:
-        async with visiting(server, "read") as visitor:
-            async with listening(visitor) as one, listening(visitor) as two, listening(visitor) as three:
-                assert server.hub.viewer_cnt == 1, "the pulse is the hub's only viewer"
-                await server.client.publish("echo", key="a", delay=3600)
-                await until(lambda: all("echo:a" in heard.names() for heard in (one, two, three)))
-            charts = (await visitor.get("/charts")).json()
-            assert charts["rows"] == [[charts["rows"][0][0], 0, 0, 0, None, None]], "a publish is no start"
-
-    serve(scenario)
+async def test_all_pages_share_one_stream_and_its_end_follows_theirs(server: Serving) -> None:
+    async with visiting(server, "read") as visitor:
+        async with listening(visitor) as one, listening(visitor) as two, listening(visitor) as three:
+            assert server.hub.viewer_cnt == 1, "the pulse is the hub's only viewer"
+            await server.client.publish("echo", key="a", delay=3600)
+            await until(lambda: all("echo:a" in heard.names() for heard in (one, two, three)))
+        charts = (await visitor.get("/charts")).json()
+        assert charts["rows"] == [[charts["rows"][0][0], 0, 0, 0, None, None]], "a publish is no start"
 
 
-def test_tenant_hears_only_of_its_own_tasks(serve: Callable[..., None]) -> None:
-    async def scenario(server: Serving) -> None:
-        async with (
-            visiting(server, "acme") as acme,
-            visiting(server, "umbra") as umbra,
-            visiting(server, "read") as all_of,
-        ):
-            async with listening(acme) as of_acme, listening(umbra) as of_umbra, listening(all_of) as of_all:
-                for tenant, key in (("acme", "one"), ("umbra", "two"), (None, "three")):
-                    await server.client.publish("echo", key=key, tenant=tenant, delay=3600)
-                await until(lambda: of_all.names() == {"echo:acme:one", "echo:umbra:two", "echo:three"})
-                await until(lambda: of_acme.names() == {"echo:one"} and of_umbra.names() == {"echo:two"})
-                for heard in (of_acme, of_umbra):
-                    assert sum(tick["kinds"].get("published", 0) for tick in heard.ticks()) == 1
-            for visitor in (acme, umbra):
-                assert len((await visitor.get("/charts")).json()["rows"]) == 1
-
-    serve(scenario)
+async def test_tenant_hears_only_of_its_own_tasks(server: Serving) -> None:
+    async with visiting(server, "acme") as acme, visiting(server, "umbra") as umbra, visiting(server, "read") as all_of:
+        async with listening(acme) as of_acme, listening(umbra) as of_umbra, listening(all_of) as of_all:
+            for tenant, key in (("acme", "one"), ("umbra", "two"), (None, "three")):
+                await server.client.publish("echo", key=key, tenant=tenant, delay=3600)
+            await until(lambda: of_all.names() == {"echo:acme:one", "echo:umbra:two", "echo:three"})
+            await until(lambda: of_acme.names() == {"echo:one"} and of_umbra.names() == {"echo:two"})
+            for heard in (of_acme, of_umbra):
+                assert sum(tick["kinds"].get("published", 0) for tick in heard.ticks()) == 1
+        for visitor in (acme, umbra):
+            assert len((await visitor.get("/charts")).json()["rows"]) == 1
 
 
 def signed_in(http: httpx.Client, printed: dict[str, str]) -> httpx.Response:

@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 
 from mtask.cli.tasks.show import Scale, timeline
-from mtask.kernel.document.options import DEFAULT_OPTION
 from mtask.kernel.document.task import Task
+from tests import build
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -21,43 +21,16 @@ def at(seconds: float) -> datetime:
 
 
 def run(attempt: int, status: str, claimed: float, ended: float | None = None, **other: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "run_id": f"r{attempt}",
-        "worker_id": f"worker-{attempt}",
-        "attempt": attempt,
-        "status": status,
-        "claim_time": at(claimed),
-        "ping_expire_time": at(claimed + 60),
-    }
-    if ended is not None:
-        made["success_time" if status == "SUCCESS" else "fail_time"] = at(ended)
-    return made | other
+    end = {} if ended is None else {"success_time" if status == "SUCCESS" else "fail_time": at(ended)}
+    return build.run(status, at(claimed), None, attempt, worker_id=f"worker-{attempt}", **end) | other
 
 
 def task(*runs: dict[str, Any], finished: float | None = None, start: float | None = None) -> Task:
-    state: dict[str, Any] = {
-        "status": "SUCCESS" if finished is not None else "INIT",
-        "create_time": START,
-        "failed_cnt": 0,
-        "worker_states": list(runs),
-    }
+    made = build.task("a:b", *runs, time=START, state={} if start is None else {"start_time": at(start)})
     if finished is not None:
-        state["finish_time"] = at(finished)
-    else:
-        state["next_preempt_time"] = START
-    if start is not None:
-        state["start_time"] = at(start)
-    return Task.model_validate(
-        {
-            "_id": "a:b",
-            "name": "a",
-            "key": "b",
-            "queue": "default",
-            "task_option": DEFAULT_OPTION.model_dump(),
-            "task_state": state,
-            "schema_version": 1,
-        }
-    )
+        del made["task_state"]["next_preempt_time"]
+        made["task_state"] |= {"status": "SUCCESS", "finish_time": at(finished)}
+    return Task.model_validate(made)
 
 
 def bars(lines: list[str]) -> list[str]:

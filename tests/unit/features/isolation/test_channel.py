@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from collections.abc import Callable
@@ -39,57 +38,48 @@ class End:
 
 
 @pytest.mark.parametrize("sizes", [[1, 2, 3], [0, 5_000_000, 1, 100_000, 70_000], [64 * 1024] * 20])
-def test_messages_of_all_sizes_arrive_whole_and_in_order(sizes: list[int]) -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        one, other = End(ours), End(theirs)
-        sent = [{"number": number, "text": "x" * size} for number, size in enumerate(sizes)]
-        for message in sent:
-            one.channel.send(message)
-            other.channel.send(message)
-        await until(lambda: len(one.received) == len(other.received) == len(sent), message="all")
-        assert one.received == other.received == sent
-        one.channel.close()
-        await until(lambda: other.has_ended, message="the end")
-        other.channel.send({"late": True})  # nobody is there any more, and nothing is raised
-        other.channel.close()
-
-    asyncio.run(scenario())
+async def test_messages_of_all_sizes_arrive_whole_and_in_order(sizes: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    one, other = End(ours), End(theirs)
+    sent = [{"number": number, "text": "x" * size} for number, size in enumerate(sizes)]
+    for message in sent:
+        one.channel.send(message)
+        other.channel.send(message)
+    await until(lambda: len(one.received) == len(other.received) == len(sent), message="all")
+    assert one.received == other.received == sent
+    one.channel.close()
+    await until(lambda: other.has_ended, message="the end")
+    other.channel.send({"late": True})  # nobody is there any more, and nothing is raised
+    other.channel.close()
 
 
-def test_what_has_arrived_before_the_end_is_passed_on() -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        one = End(ours)
-        body = packed({"last": "words"})
-        theirs.sendall(struct.pack("<I", len(body)) + body)
-        theirs.close()
-        one.channel.drain()
-        assert one.received == [{"last": "words"}]
-        assert one.has_ended
-        one.channel.close()
-
-    asyncio.run(scenario())
+async def test_what_has_arrived_before_the_end_is_passed_on() -> None:
+    ours, theirs = socket.socketpair()
+    one = End(ours)
+    body = packed({"last": "words"})
+    theirs.sendall(struct.pack("<I", len(body)) + body)
+    theirs.close()
+    one.channel.drain()
+    assert one.received == [{"last": "words"}]
+    assert one.has_ended
+    one.channel.close()
 
 
-def test_an_unreadable_message_ends_the_channel_and_a_failing_receiver_does_not() -> None:
+async def test_an_unreadable_message_ends_the_channel_and_a_failing_receiver_does_not() -> None:
     def fail(message: Message) -> None:
         if message.get("fails"):
             raise ValueError("cannot take it")
 
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        one = End(ours, fail)
-        for message in ({"fails": True}, {"fails": False}):
-            body = packed(message)
-            theirs.sendall(struct.pack("<I", len(body)) + body)
-        await until(lambda: len(one.received) == 2, message="both")
-        theirs.sendall(struct.pack("<I", 4) + b"junk")
-        await until(lambda: one.has_ended, message="the end")
-        one.channel.close()
-        theirs.close()
-
-    asyncio.run(scenario())
+    ours, theirs = socket.socketpair()
+    one = End(ours, fail)
+    for message in ({"fails": True}, {"fails": False}):
+        body = packed(message)
+        theirs.sendall(struct.pack("<I", len(body)) + body)
+    await until(lambda: len(one.received) == 2, message="both")
+    theirs.sendall(struct.pack("<I", 4) + b"junk")
+    await until(lambda: one.has_ended, message="the end")
+    one.channel.close()
+    theirs.close()
 
 
 def test_a_value_that_the_usual_codec_cannot_read_arrives_as_the_driver_reads_it() -> None:

@@ -17,6 +17,7 @@ from mtask.features.limits.operations import PermitPool
 from mtask.features.limits.usage import Held, Holder, Listed, PoolContent, Waiter
 from mtask.kernel.document.task import Task
 from mtask.search.findings import Reason
+from tests import build
 from tests.unit.doctor.test_explain import NOW, after, control, task, worker
 
 POOL = PermitPool("default")
@@ -116,10 +117,7 @@ def test_used_up_starts_tell_when_the_next_one_is_permitted() -> None:
 def test_pool_that_is_in_use_hands_its_free_permits_on_and_an_idle_one_is_conspicuous() -> None:
     (found,) = reasons(content(running=["a:1"], updated=after(-1)))
     assert texts([found]) == [
-        (
-            "limited",
-            "the limit of the queue 'default', 2 at once, is shared with tasks that go before it; 1 in use now",
-        )
+        ("limited", "the limit of the queue 'default', 2 at once, is shared with tasks that go before it; 1 in use now")
     ]
     assert [reason.code for reason in reasons(content(running=["a:1"]))] == ["not_taken"]
     assert [reason.code for reason in reasons(None)] == ["not_taken"]
@@ -132,8 +130,7 @@ def test_task_with_a_permit_of_its_own_waits_for_nobody() -> None:
 
 
 def test_interrupted_task_is_behind_no_priority() -> None:
-    handed_back = {"run_id": "r", "worker_id": "w1", "attempt": 1, "status": "CANCELED", "fail_time": after(-3)}
-    begun = task({**handed_back, "claim_time": after(-5), "ping_expire_time": after(30)})
+    begun = task(build.run("CANCELED", after(-5), after(30), fail_time=after(-3)))
     full = content(running=["a:1", "a:2"], waiting={"w1": [("a:9", 9)]})
     assert [reason.code for reason in reasons(full, begun)] == ["limited"]
 

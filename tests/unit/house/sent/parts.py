@@ -11,6 +11,7 @@ from mtask.kernel.document.status import RunStatus
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from tests import build
 from tests.unit.house.sent.conversation import NOW
 
 Document = dict[str, Any]
@@ -54,30 +55,13 @@ FAILURES = [
     Outcome("task:m", "token-2", RunStatus.CANCELED, reason="handed back", delay_ms=0),
 ]
 
-RUN: Document = {
-    "run_id": "token-0",
-    "worker_id": "w",
-    "attempt": 1,
-    "status": "RUNNING",
-    "claim_time": NOW,
-    "ping_expire_time": NOW,
-}
+RUN = build.run("RUNNING", NOW, NOW, run_id="token-0", worker_id="w")
 
 
 def stored(task_id: str = "task:k", status: str = "INIT", **fields: Any) -> Document:
     """Return the document of a task."""
-    name, _, key = task_id.partition(":")
-    state = {
-        "status": status,
-        "create_time": NOW,
-        "next_preempt_time": NOW,
-        "failed_cnt": 0,
-        "cancel_requested": False,
-        "worker_states": [RUN],
-    }
-    option = TaskOption().stored()
-    own: Document = {"_id": task_id, "name": name, "key": key, "queue": "default", "params": {"a": 1}}
-    return {**own, "task_option": option, "task_state": state, "schema_version": 1, "now": NOW, **fields}
+    made = build.task(task_id, RUN, time=NOW, params={"a": 1}, state={"status": status})
+    return made | {"now": NOW, **fields}
 
 
 def cursor(*rows: Document, **more: Any) -> Document:

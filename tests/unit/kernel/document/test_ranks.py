@@ -9,7 +9,7 @@ import pytest
 
 from mtask.kernel.document import rules
 from mtask.kernel.document.task import StoredTask
-from tests.faults.malformed import good
+from tests import build
 
 Document = dict[str, Any]
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
@@ -21,26 +21,14 @@ def ago(seconds: float) -> datetime:
 
 def task(key: str, due: float, *runs: Document, priority: int = 0) -> StoredTask:
     """Return a task that was due so many seconds ago."""
-    document = good(key)
-    document["task_option"] |= {"priority": priority}
-    state = {"next_preempt_time": ago(due), "worker_states": list(runs), "status": "INIT"}
-    document["task_state"] |= state
+    document = build.task(f"noop:{key}", *runs, option={"priority": priority}, state={"next_preempt_time": ago(due)})
     return StoredTask.model_validate(document)
 
 
 def run(number: int, status: str, claimed: float, ended: float, **given: Any) -> Document:
     """Return a run that was claimed and that ended, or whose lease ended, so many seconds ago."""
     ends = {} if status == "RUNNING" else {"fail_time": ago(ended)}
-    return {
-        "run_id": f"run-{number}",
-        "worker_id": "w1",
-        "attempt": number,
-        "status": status,
-        "claim_time": ago(claimed),
-        "ping_expire_time": ago(ended),
-        **ends,
-        **given,
-    }
+    return build.run(status, ago(claimed), ago(ended), number, **ends, **given)
 
 
 def order(*tasks: StoredTask) -> str:

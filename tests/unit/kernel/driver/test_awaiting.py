@@ -6,10 +6,9 @@ import asyncio
 import gc
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
-from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any
 
 import anyio
 import pymongo
@@ -23,18 +22,6 @@ from mtask.errors import DatabaseUnavailable
 from mtask.kernel.driver.failover import _LOOK_FOR_PRIMARY, WhilePrimary
 from mtask.kernel.driver.stores import AsyncStore
 from tests.mongo import PATIENCE
-
-P = ParamSpec("P")
-
-
-def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test on an event loop."""
-
-    @wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Servers:
@@ -75,7 +62,6 @@ class Asking:
         return await WhilePrimary(call or self.ask(), servers, self.rests.append)
 
 
-@on_loop
 async def test_answer_and_error_of_a_call_reach_its_caller() -> None:
     answered, failed = Asking(), Asking()
     answered.answer.set_result("answer")
@@ -86,7 +72,6 @@ async def test_answer_and_error_of_a_call_reach_its_caller() -> None:
     assert answered.rests == failed.rests == []
 
 
-@on_loop
 async def test_call_runs_in_the_asyncio_task_of_its_caller() -> None:
     async def task_of_call() -> object:
         await asyncio.sleep(0)
@@ -96,7 +81,6 @@ async def test_call_runs_in_the_asyncio_task_of_its_caller() -> None:
     assert found is asyncio.current_task()
 
 
-@on_loop
 async def test_time_limit_within_a_call_is_the_error_of_the_call() -> None:
     async def limited() -> str:
         async with asyncio.timeout(0.01):
@@ -117,7 +101,6 @@ async def test_time_limit_within_a_call_is_the_error_of_the_call() -> None:
         assert asking.rests == []
 
 
-@on_loop
 async def test_caller_that_is_cancelled_waits_until_the_call_has_ended() -> None:
     asking = Asking()
     asking.may_end.clear()
@@ -134,7 +117,6 @@ async def test_caller_that_is_cancelled_waits_until_the_call_has_ended() -> None
 
 
 @pytest.mark.parametrize("steps", range(6))
-@on_loop
 async def test_cancelled_caller_ends_a_call_that_drops_a_cancellation(steps: int) -> None:
     event = asyncio.Event()
 
@@ -153,7 +135,6 @@ async def test_cancelled_caller_ends_a_call_that_drops_a_cancellation(steps: int
     assert caller.cancelled()
 
 
-@on_loop
 async def test_call_gets_one_cancellation_however_often_its_caller_is_cancelled() -> None:
     asking, cancellations, is_in_order = Asking(), 0, False
 
@@ -179,7 +160,6 @@ async def test_call_gets_one_cancellation_however_often_its_caller_is_cancelled(
     assert cancellations == 0
 
 
-@on_loop
 async def test_time_limit_within_a_call_that_comes_late_is_not_for_its_caller() -> None:
     limit: asyncio.Timeout
 
@@ -202,7 +182,6 @@ async def test_time_limit_within_a_call_that_comes_late_is_not_for_its_caller() 
     assert await asyncio.wait_for(caller, PATIENCE) == ("answer", 0)
 
 
-@on_loop
 async def test_new_primary_is_noticed_after_a_time_limit_within_the_call() -> None:
     servers, asking = Servers(1), Asking()
 
@@ -220,7 +199,6 @@ async def test_new_primary_is_noticed_after_a_time_limit_within_the_call() -> No
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-@on_loop
 async def test_what_a_cancellation_says_reaches_the_caller(is_dropped: bool) -> None:
     asking = Asking()
 
@@ -236,7 +214,6 @@ async def test_what_a_cancellation_says_reaches_the_caller(is_dropped: bool) -> 
         await caller
 
 
-@on_loop
 async def test_scope_of_anyio_ends_a_call() -> None:
     asking = Asking()
     asking.may_end.clear()
@@ -247,7 +224,6 @@ async def test_scope_of_anyio_ends_a_call() -> None:
     assert asking.has_ended.is_set(), "the scope cancels its task at each turn of the loop"
 
 
-@on_loop
 async def test_scope_of_anyio_ends_a_call_that_has_a_time_limit_of_its_own() -> None:
     async def waits_as_the_driver() -> str:
         async with asyncio.timeout(0):
@@ -262,7 +238,6 @@ async def test_scope_of_anyio_ends_a_call_that_has_a_time_limit_of_its_own() -> 
     assert scope.cancelled_caught
 
 
-@on_loop
 async def test_call_within_a_call_that_is_given_up_interrupts_nobody() -> None:
     servers, asking = Servers(1), Asking()
     asking.may_end.clear()
@@ -288,7 +263,6 @@ async def test_call_within_a_call_that_is_given_up_interrupts_nobody() -> None:
     assert asking.has_ended.is_set()
 
 
-@on_loop
 async def test_caller_is_told_of_a_new_primary_before_the_call_has_ended() -> None:
     servers, asking = Servers(1), Asking()
     asking.may_end.clear()
@@ -306,7 +280,6 @@ async def test_caller_is_told_of_a_new_primary_before_the_call_has_ended() -> No
     assert asking.has_ended.is_set()
 
 
-@on_loop
 async def test_time_limit_of_what_is_given_up_does_not_stay_with_the_caller() -> None:
     servers, asking = Servers(1), Asking()
     asking.may_end.clear()
@@ -331,7 +304,6 @@ async def test_time_limit_of_what_is_given_up_does_not_stay_with_the_caller() ->
         await asyncio.wait_for(asking.has_ended.wait(), PATIENCE)
 
 
-@on_loop
 async def test_rest_that_is_cancelled_before_its_first_step_still_ends_the_call() -> None:
     servers, asking = Servers(1), Asking()
     asking.may_end.clear()
@@ -345,7 +317,6 @@ async def test_rest_that_is_cancelled_before_its_first_step_still_ends_the_call(
     assert inspect.getcoroutinestate(call) == inspect.CORO_CLOSED
 
 
-@on_loop
 async def test_first_primary_that_is_known_is_the_one_that_was_asked() -> None:
     servers, asking = Servers(None), Asking()
     caller = asyncio.create_task(_outcome(asking.wait(servers)))
@@ -361,7 +332,6 @@ async def test_first_primary_that_is_known_is_the_one_that_was_asked() -> None:
     assert "a:3 has not answered, and a:1 is primary now" in str(told)
 
 
-@on_loop
 async def test_answer_that_comes_with_the_news_of_a_new_primary_is_returned() -> None:
     servers = Servers(1)
     stubborn = asyncio.Event()
@@ -379,7 +349,6 @@ async def test_answer_that_comes_with_the_news_of_a_new_primary_is_returned() ->
     assert await asyncio.wait_for(caller, PATIENCE) == ("answer", 0)
 
 
-@on_loop
 async def test_cancellation_from_outside_wins_over_a_new_primary() -> None:
     servers, asking = Servers(1), Asking()
     caller = asyncio.create_task(asking.wait(servers))
@@ -393,7 +362,6 @@ async def test_cancellation_from_outside_wins_over_a_new_primary() -> None:
     assert asking.has_ended.is_set()
 
 
-@on_loop
 async def test_cancellation_of_what_a_call_awaits_is_the_business_of_the_call() -> None:
     own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -410,7 +378,6 @@ async def test_cancellation_of_what_a_call_awaits_is_the_business_of_the_call() 
     assert await asyncio.wait_for(caller, PATIENCE) == "answer"
 
 
-@on_loop
 async def test_time_limit_of_the_caller_ends_the_call() -> None:
     asking = Asking()
     with pytest.raises(TimeoutError):
@@ -420,7 +387,6 @@ async def test_time_limit_of_the_caller_ends_the_call() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@on_loop
 async def test_what_a_cancelled_call_held_is_freed_without_a_look_for_cycles(fails: bool) -> None:
     asking = Asking()
 

@@ -18,26 +18,20 @@ async def _ask_again(event: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends(steps: int) -> None:
-    async def scenario() -> None:
-        event = asyncio.Event()
-        asking = asyncio.create_task(_ask_again(event))
+async def test_call_that_is_cancelled_at_any_step_of_the_end_of_a_wait_ends(steps: int) -> None:
+    event = asyncio.Event()
+    asking = asyncio.create_task(_ask_again(event))
+    await asyncio.sleep(0)
+    event.set()
+    for _ in range(steps):
         await asyncio.sleep(0)
-        event.set()
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        async with asyncio.timeout(PATIENCE):
-            await cancel(asking)
-        assert asking.cancelled()
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(PATIENCE):
+        await cancel(asking)
+    assert asking.cancelled()
 
 
-def test_call_that_has_ended_keeps_its_result() -> None:
-    async def scenario() -> None:
-        done = asyncio.create_task(asyncio.sleep(0, "result"))
-        await done
-        await cancel(done)
-        assert done.result() == "result"
-
-    asyncio.run(scenario())
+async def test_call_that_has_ended_keeps_its_result() -> None:
+    done = asyncio.create_task(asyncio.sleep(0, "result"))
+    await done
+    await cancel(done)
+    assert done.result() == "result"

@@ -11,7 +11,6 @@ import pytest
 
 from mtask.kernel.driver.failover import mend_waits, wait_for_condition
 from tests.mongo import PATIENCE
-from tests.unit.kernel.driver.test_awaiting import on_loop
 
 #: The most turns of the event loop that the end of a wait takes.
 _STEPS = 12
@@ -61,7 +60,6 @@ class Driver:
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("steps", range(_STEPS))
-@on_loop
 async def test_lock_is_free_whenever_a_call_is_cancelled_that_was_woken(steps: int, times: int) -> None:
     driver = Driver()
     call = await driver.waiting()
@@ -77,7 +75,6 @@ async def test_lock_is_free_whenever_a_call_is_cancelled_that_was_woken(steps: i
     await driver.assert_free()
 
 
-@on_loop
 async def test_lock_is_free_if_a_call_is_cancelled_after_its_time_limit_while_another_holds_the_lock() -> None:
     driver = Driver()
     call = await driver.waiting(0.01)
@@ -92,7 +89,6 @@ async def test_lock_is_free_if_a_call_is_cancelled_after_its_time_limit_while_an
     await driver.assert_free()
 
 
-@on_loop
 async def test_wait_tells_whether_it_was_woken_or_timed_out() -> None:
     driver = Driver()
     woken = await driver.waiting()
@@ -105,7 +101,6 @@ async def test_wait_tells_whether_it_was_woken_or_timed_out() -> None:
 
 
 @pytest.mark.parametrize("steps", range(_STEPS))
-@on_loop
 async def test_call_that_is_cancelled_when_it_is_woken_wakes_another(steps: int) -> None:
     driver = Driver()
     first, second = await driver.waiting(), await driver.waiting()
@@ -123,7 +118,6 @@ async def test_call_that_is_cancelled_when_it_is_woken_wakes_another(steps: int)
 
 
 @pytest.mark.parametrize("steps", range(_STEPS))
-@on_loop
 async def test_cancelled_call_that_was_just_woken_is_cancelled(steps: int) -> None:
     driver = Driver()
     first, second = await driver.waiting(), await driver.waiting()
@@ -137,13 +131,11 @@ async def test_cancelled_call_that_was_just_woken_is_cancelled(steps: int) -> No
     await driver.assert_free()
 
 
-@on_loop
 async def test_driver_waits_in_this_way() -> None:
     for module in (pymongo.lock, pymongo.asynchronous.pool, pymongo.asynchronous.topology):
         assert vars(module)["_async_cond_wait"] is wait_for_condition
 
 
-@on_loop
 async def test_error_and_message_of_a_cancellation_pass() -> None:
     driver = Driver()
     with pytest.raises(RuntimeError, match="un-acquired lock"):

@@ -22,6 +22,7 @@ from mtask.kernel.driver.stores import CODEC, NAIVE
 from mtask.kernel.operations.claim import claimed_params, claimed_task, facts_of, simple_facts
 from mtask.kernel.worker.process.counts import due_since
 from mtask.kernel.worker.running.run import HeldRun
+from tests import build
 from tests.faults.malformed import MALFORMED, good
 
 Document = dict[str, Any]
@@ -60,14 +61,7 @@ FURTHER = (
 )
 OF_STATE = ("start_time", "finish_time", "clean_cnt", "next_id", "reason", "queue_time", "former_queues", "x")
 OF_RUN = ("past", "progress", "retry_time", "session_id", "conflict", "final", "success_time", "returns", "x")
-RUN: Document = {
-    "run_id": "run-0",
-    "worker_id": "w1",
-    "attempt": 1,
-    "status": "RUNNING",
-    "claim_time": PAST + timedelta(seconds=70),
-    "ping_expire_time": PAST + timedelta(seconds=130),
-}
+RUN = build.run("RUNNING", PAST + timedelta(seconds=70), run_id="run-0")
 
 
 def held(document: Document) -> Document:

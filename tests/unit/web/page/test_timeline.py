@@ -7,6 +7,7 @@ from typing import Any
 
 from mtask.kernel.document.task import Task
 from mtask.web.page.task import MOST_RUNS, WIDTH, timeline
+from tests import build
 
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -16,25 +17,11 @@ def at(seconds: float) -> datetime:
 
 
 def run(attempt: int, status: str, claimed: float, lease: float, **more: Any) -> dict[str, Any]:
-    return {
-        "run_id": f"r{attempt}", "worker_id": f"w{attempt}", "attempt": attempt, "status": status,
-        "claim_time": at(claimed), "ping_expire_time": at(lease), **more,
-    }  # fmt: skip
+    return build.run(status, at(claimed), at(lease), attempt, worker_id=f"w{attempt}", **more)
 
 
 def task(*runs: dict[str, Any], **state: Any) -> Task:
-    made = {"status": "INIT", "create_time": BEGIN, "failed_cnt": 0, "worker_states": list(runs), **state}
-    return Task.model_validate(
-        {
-            "_id": "t:k",
-            "name": "t",
-            "key": "k",
-            "queue": "q",
-            "task_option": {},
-            "task_state": made,
-            "schema_version": 1,
-        }
-    )
+    return Task.model_validate(build.task("t:k", *runs, time=BEGIN, state=state))
 
 
 def test_preempted_run_ends_where_its_lease_lapsed_and_the_next_one_began() -> None:

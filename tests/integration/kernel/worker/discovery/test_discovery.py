@@ -12,30 +12,16 @@ import pytest
 from mtask import App, AsyncClient, Context, TaskSpec
 from mtask.errors import WorkerIdInUse
 from mtask.kernel.driver.stores import SyncStore
-from mtask.kernel.worker.discovery import fetch as batches
-from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, ready, stream
+from mtask.kernel.worker.discovery import ready
 from mtask.kernel.worker.discovery.fleet import Peers
-from mtask.parts import assembly
 from tests.integration.stores import register
-from tests.integration.worker_harness import working
-from tests.mongo import PATIENCE, Client, until
+from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
+from tests.mongo import PATIENCE, until
 from tests.workers import open_stage
 
 
-@pytest.fixture
-def app() -> App:
-    made = App()
-
-    @made.task
-    async def work(context: Context) -> str:
-        return context.worker_id
-
-    return made
-
-
-def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backlog(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backlog(
+    working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ready, "PREFERENCE", 0.5)
     peers = Peers("w1")
@@ -54,109 +40,84 @@ def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger_backl
             raise ValueError("once")
 
     wanted = {(key, 1) for key in others} | {(key, 2) for key in failing}
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            specs = [TaskSpec("work", {}, key=key, unexpected_retry_delay_ms=50) for key in (*failing, *first, *others)]
-            soon = [
-                TaskSpec("work", {}, key=key, delay=timedelta(milliseconds=300 + 25 * place))
-                for place, key in enumerate(younger)
-            ]
-            await bench.client.publish_many([*specs, *soon])
-            # More comes in than one slot can do: there is always a younger task that this worker ranks first for.
-            await until(lambda: wanted <= set(started), message="each of them has started")
-            assert len(set(started)) < len(own), "they came before the backlog's end"
-
-    asyncio.run(scenario())
+    async with working(app, concurrency=1) as bench:
+        specs = [TaskSpec("work", {}, key=key, unexpected_retry_delay_ms=50) for key in (*failing, *first, *others)]
+        soon = [
+            TaskSpec("work", {}, key=key, delay=timedelta(milliseconds=300 + 25 * place))
+            for place, key in enumerate(younger)
+        ]
+        await bench.client.publish_many([*specs, *soon])
+        # More comes in than one slot can do: there is always a younger task that this worker ranks first for.
+        await until(lambda: wanted <= set(started), message="each of them has started")
+        assert len(set(started)) < len(own), "they came before the backlog's end"
 
 
-def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_waiting(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_tasks_that_are_not_yet_due_do_not_keep_a_due_one_of_lower_priority_waiting(
+    working: Working, mongo_uri: str, database_name: str, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(minutes=2))
-
-    async def scenario() -> None:
-        async with AsyncClient(mongo_uri, database=database_name) as client:
-            delay = timedelta(seconds=100)
-            high = [TaskSpec("work", {}, key=f"high-{n}", priority=9, delay=delay) for n in range(60)]
-            await client.publish_many([*high, TaskSpec("work", {}, key="low")])
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            assert bench.worker.parts.queue.capacity == 40
-            await bench.status("work:low", "SUCCESS")
-            assert bench.count("SUCCESS") == 1
-
-    asyncio.run(scenario())
+    set_queue_capacity(monkeypatch, 40)
+    set_horizon(monkeypatch, timedelta(minutes=2))
+    async with AsyncClient(mongo_uri, database=database_name) as client:
+        delay = timedelta(seconds=100)
+        high = [TaskSpec("work", {}, key=f"high-{n}", priority=9, delay=delay) for n in range(60)]
+        await client.publish_many([*high, TaskSpec("work", {}, key="low")])
+    async with working(app) as bench:
+        assert bench.worker.parts.queue.capacity == 40
+        await bench.status("work:low", "SUCCESS")
+        assert bench.count("SUCCESS") == 1
 
 
 @pytest.mark.parametrize("loss", ["the collection", "its indexes"])
-def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
+async def test_worker_sets_up_again_what_was_dropped_under_it_and_runs_what_is_published_afterwards(
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(seconds=1))
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("work", {}, key="before")
-            await bench.status("work:before", "SUCCESS")
-            indexes = set(bench.tasks.index_information())
-            if loss == "the collection":
-                bench.tasks.drop()
-            else:
-                bench.tasks.drop_indexes()
-            await bench.client.publish("work", {}, key="later", delay=timedelta(seconds=2))  # found by a scan alone
-            await bench.client.publish("work", {}, key="now")
-            await bench.status("work:now", "SUCCESS")
-            await until(lambda: set(bench.tasks.index_information()) == indexes, message="the indexes are back")
-            await bench.status("work:later", "SUCCESS")
-            assert bench.tasks.options()["validator"]
-
-    asyncio.run(scenario())
+    set_horizon(monkeypatch, timedelta(seconds=1))
+    async with working(app) as bench:
+        await bench.client.publish("work", {}, key="before")
+        await bench.status("work:before", "SUCCESS")
+        indexes = set(bench.tasks.index_information())
+        if loss == "the collection":
+            bench.tasks.drop()
+        else:
+            bench.tasks.drop_indexes()
+        await bench.client.publish("work", {}, key="later", delay=timedelta(seconds=2))  # found by a scan alone
+        await bench.client.publish("work", {}, key="now")
+        await bench.status("work:now", "SUCCESS")
+        await until(lambda: set(bench.tasks.index_information()) == indexes, message="the indexes are back")
+        await bench.status("work:later", "SUCCESS")
+        assert bench.tasks.options()["validator"]
 
 
-def test_update_that_changes_only_the_queue_reaches_the_workers_of_the_new_queue_at_once(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
+async def test_update_that_changes_only_the_queue_reaches_the_workers_of_the_new_queue_at_once(
+    working: Working, app: App
 ) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, queues=["other"]) as bench:
-            bench.stop_scans()
-            await bench.client.publish("work", {}, key="1")
-            result = await bench.client.publish("work", {}, key="1", queue="other", if_exists="update")
-            assert result.updated
-            await bench.status("work:1", "SUCCESS")
-
-    asyncio.run(scenario())
+    async with working(app, queues=["other"]) as bench:
+        bench.stop_scans()
+        await bench.client.publish("work", {}, key="1")
+        result = await bench.client.publish("work", {}, key="1", queue="other", if_exists="update")
+        assert result.updated
+        await bench.status("work:1", "SUCCESS")
 
 
-def test_worker_whose_document_vanished_registers_again_and_goes_on(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
+async def test_worker_whose_document_vanished_registers_again_and_goes_on(working: Working, app: App) -> None:
+    interval = timedelta(milliseconds=200)
+    async with working(app, heartbeat_interval=interval) as bench:
+        before = bench.registry.find_one({"_id": "w1"})
+        bench.registry.delete_many({})
+        after = await until(lambda: bench.registry.find_one({"_id": "w1", "status": "running"}))
+        assert before is not None
+        assert after is not None
+        assert after["incarnation"] == before["incarnation"]
+        await bench.client.publish("work", {}, key="1")
+        await bench.status("work:1", "SUCCESS")
+        assert not bench.life.done()
+
+
+async def test_worker_whose_id_another_process_took_over_stops_and_says_so(working: Working, app: App) -> None:
     interval = timedelta(milliseconds=200)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, heartbeat_interval=interval) as bench:
-            before = bench.registry.find_one({"_id": "w1"})
-            bench.registry.delete_many({})
-            after = await until(lambda: bench.registry.find_one({"_id": "w1", "status": "running"}))
-            assert before is not None
-            assert after is not None
-            assert after["incarnation"] == before["incarnation"]
-            await bench.client.publish("work", {}, key="1")
-            await bench.status("work:1", "SUCCESS")
-            assert not bench.life.done()
-
-    asyncio.run(scenario())
-
-
-def test_worker_whose_id_another_process_took_over_stops_and_says_so(
-    mongo_uri: str, database_name: str, mongo: Client, app: App
-) -> None:
-    interval = timedelta(milliseconds=200)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, heartbeat_interval=interval) as bench:
+    async def lose_the_id() -> None:
+        async with working(app, heartbeat_interval=interval) as bench:
             other = {"incarnation": "another", "host": "elsewhere"}
             taken = bench.registry.find_one_and_update({"_id": "w1"}, {"$set": other}, return_document=True)
             await asyncio.wait((bench.life,), timeout=PATIENCE)
@@ -166,7 +127,7 @@ def test_worker_whose_id_another_process_took_over_stops_and_says_so(
             assert bench.registry.find_one({"_id": "w1"}) == taken  # nothing that this worker wrote
 
     with pytest.raises(WorkerIdInUse):
-        asyncio.run(scenario())
+        await lose_the_id()
 
 
 def test_process_whose_worker_id_was_taken_over_exits_with_code_5(
@@ -182,8 +143,8 @@ def test_process_whose_worker_id_was_taken_over_exits_with_code_5(
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("hand-back failed")])
-def test_last_resort_always_exits(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+async def test_last_resort_always_exits(
+    working: Working, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     app = App()
     exits: list[int] = []
@@ -192,39 +153,33 @@ def test_last_resort_always_exits(
     async def work() -> None:
         await asyncio.sleep(60)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, hard_exit=exits.append) as bench:
-            await bench.client.publish("work", {}, key="1")
-            await until(lambda: bench.worker.parts.scope.ledger.runs)
-            if error is not None:
+    async with working(app, hard_exit=exits.append) as bench:
+        await bench.client.publish("work", {}, key="1")
+        await until(lambda: bench.worker.parts.scope.ledger.runs)
+        if error is not None:
 
-                def refuse(outcomes: object) -> None:
-                    raise error
+            def refuse(outcomes: object) -> None:
+                raise error
 
-                monkeypatch.setattr(bench.worker.parts.pinger, "hand_back", refuse)
-            with suppress(RuntimeError):
-                await asyncio.to_thread(bench.worker._exit_hard)
-            assert exits == [0]
-            assert bench.state("work:1")["worker_states"][0]["status"] == ("RUNNING" if error else "CANCELED")
-
-    asyncio.run(scenario())
+            monkeypatch.setattr(bench.worker.parts.pinger, "hand_back", refuse)
+        with suppress(RuntimeError):
+            await asyncio.to_thread(bench.worker._exit_hard)
+        assert exits == [0]
+        assert bench.state("work:1")["worker_states"][0]["status"] == ("RUNNING" if error else "CANCELED")
 
 
-def test_worker_looks_for_malformed_tasks_when_its_stream_was_broken(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, monkeypatch: pytest.MonkeyPatch
+async def test_worker_looks_for_malformed_tasks_when_its_stream_was_broken(
+    working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts, looked = bench.worker.parts, asyncio.Event()
-            look = parts.scans._janitor.look_for_malformed
+    async with working(app) as bench:
+        parts, looked = bench.worker.parts, asyncio.Event()
+        look = parts.scans._janitor.look_for_malformed
 
-            async def noted() -> None:
-                await look()
-                looked.set()
+        async def noted() -> None:
+            await look()
+            looked.set()
 
-            await until(lambda: parts.stream.is_open and not parts.scans._is_full_due, message="the first upkeep")
-            monkeypatch.setattr(parts.scans._janitor, "look_for_malformed", noted)
-            parts.scans.ask_full()
-            await until(looked.is_set, message="a full scan looks for malformed tasks")
-
-    asyncio.run(scenario())
+        await bench.scanned()
+        monkeypatch.setattr(parts.scans._janitor, "look_for_malformed", noted)
+        parts.scans.ask_full()
+        await until(looked.is_set, message="a full scan looks for malformed tasks")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from mtask import App, Context, TaskSpec
+from mtask import App, TaskSpec
 from mtask import Client as SyncClient
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations.change_stream import Stream
@@ -15,22 +14,11 @@ from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from mtask.kernel.worker.running.claim import Sender
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client, until
 
 #: Longer than any test waits.
 _FOR_EVER = 3_600.0
-
-
-@pytest.fixture
-def app() -> App:
-    made = App()
-
-    @made.task
-    async def work(context: Context) -> str:
-        return context.worker_id
-
-    return made
 
 
 @pytest.fixture
@@ -67,76 +55,58 @@ async def ready(bench: Bench, peer_cnt: int) -> None:
     """Wait until the worker hears of tasks by its stream, and by nothing else, and knows its peers."""
     parts = bench.worker.parts
     await until(lambda: parts.stream.is_open, message="the stream is open")
-    await until(lambda: len(parts.ranks._peers._others.get("work", ())) == peer_cnt, message="the peers are known")
+    await until(lambda: len(bench.others("work")) == peer_cnt, message="the peers are known")
     bench.stop_scans()
 
 
-def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    app: App,
-    store: SyncStore,
-    steps: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+async def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not(
+    working: Working, app: App, store: SyncStore, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody claims for the peer. The stream stays unread, and the claim follows nevertheless."""
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     _, theirs = keys_by_rank("idle")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await ready(bench, 1)
-            await bench.client.publish("work", key=theirs)
-            await bench.status(f"work:{theirs}", "SUCCESS")
-            after = steps[steps.index(f"work:{theirs}") + 1 :]
-            assert after == ["claim"]
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await ready(bench, 1)
+        await bench.client.publish("work", key=theirs)
+        await bench.status(f"work:{theirs}", "SUCCESS")
+        after = steps[steps.index(f"work:{theirs}") + 1 :]
+        assert after == ["claim"]
 
 
-def test_events_that_came_together_are_all_taken_before_a_worker_gives_way(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_events_that_came_together_are_all_taken_before_a_worker_gives_way(
+    working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await ready(bench, 1)
-            before = bench.worker.parts.stream.event_cnt
-            specs = [TaskSpec("work", {}, key=theirs), TaskSpec("work", {}, key=mine)]
-            with (  # all become visible at one instant
-                SyncClient(mongo, database=database_name) as client,
-                mongo.start_session() as session,
-                session.start_transaction(),
-            ):
-                client.publish_many(specs, session=session)
-            await bench.heard(before + 1)
-            await bench.status(f"work:{mine}", "SUCCESS")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await ready(bench, 1)
+        before = bench.worker.parts.stream.event_cnt
+        specs = [TaskSpec("work", {}, key=theirs), TaskSpec("work", {}, key=mine)]
+        with (  # all become visible at one instant
+            SyncClient(mongo, database=database_name) as client,
+            mongo.start_session() as session,
+            session.start_transaction(),
+        ):
+            client.publish_many(specs, session=session)
+        await bench.heard(before + 1)
+        await bench.status(f"work:{mine}", "SUCCESS")
 
 
-def test_events_in_series_are_not_late(
-    mongo_uri: str, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+async def test_events_in_series_are_not_late(
+    working: Working, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gives way only to a task that comes some time after the last event."""
     monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
     monkeypatch.setattr(stream, "_APART", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await ready(bench, 1)
-            await bench.client.publish("work", key=mine)  # the first event of all is never in a series
-            await bench.status(f"work:{mine}", "SUCCESS")
-            await bench.client.publish("work", key=theirs)
-            await bench.status(f"work:{theirs}", "SUCCESS")
-            await bench.client.publish("work", key="last")
-            await bench.status("work:last", "SUCCESS")
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await ready(bench, 1)
+        await bench.client.publish("work", key=mine)  # the first event of all is never in a series
+        await bench.status(f"work:{mine}", "SUCCESS")
+        await bench.client.publish("work", key=theirs)
+        await bench.status(f"work:{theirs}", "SUCCESS")
+        await bench.client.publish("work", key="last")
+        await bench.status("work:last", "SUCCESS")

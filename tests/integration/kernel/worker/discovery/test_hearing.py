@@ -19,8 +19,8 @@ from mtask.kernel.statements.filters import Shares
 from mtask.kernel.worker.discovery import stream
 from mtask.kernel.worker.discovery.fleet import Peers
 from tests.integration.stores import claim, register, registration
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Working
+from tests.mongo import until
 
 OTHERS = [f"idle-{number}" for number in range(4)]
 #: Longer than any test waits, in seconds.
@@ -71,12 +71,12 @@ def keys_of_rank(rank: int, prefix: str = "") -> list[str]:
 
 @asynccontextmanager
 async def in_fleet(
-    uri: str, database: str, mongo: Client, store: SyncStore, heard: Heard, work: Work, concurrency: int = 10
+    working: Working, store: SyncStore, heard: Heard, work: Work, concurrency: int = 10
 ) -> AsyncIterator[Bench]:
     """Run a worker among others that take nothing, until it hears only of its shares. Then it scans no more."""
     for other in OTHERS:
         register(store, other, ["task"])
-    async with working(uri, database, mongo, work.app, concurrency=concurrency) as bench:
+    async with working(work.app, concurrency=concurrency) as bench:
         await until(lambda: heard.shares is not None, message="it hears only of its shares")
         bench.stop_scans()
         try:
@@ -113,49 +113,43 @@ def beat(store: SyncStore, worker_id: str, **fields: Any) -> None:
     assert store.run(workers.heartbeat(me, workers.Heartbeat(**{**given, **fields})))
 
 
-def test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
+async def test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others(
+    working: Working, store: SyncStore, heard: Heard
 ) -> None:
-    async def scenario() -> None:
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
-            far = keys_of_rank(2) + keys_of_rank(3) + keys_of_rank(4)
-            mine = keys_of_rank(0)[:5] + keys_of_rank(1)[:5]
-            await bench.client.publish("task", key=far[0])
-            await bench.client.publish("task", key=far[1], concurrent_worker_cnt=2)
-            await bench.client.publish("task", key=far[2], specific_worker_ids=["w1"])
-            for key in mine:
-                await bench.client.publish("task", key=key)
-            for key in [*mine, far[2]]:
-                await bench.status(f"task:{key}", "SUCCESS")
-            await until(lambda: bench.state(f"task:{far[1]}")["worker_states"], message="it has its run of this one")
-            assert bench.state(f"task:{far[0]}")["worker_states"] == []
-
-    asyncio.run(scenario())
+    async with in_fleet(working, store, heard, Work()) as bench:
+        far = keys_of_rank(2) + keys_of_rank(3) + keys_of_rank(4)
+        mine = keys_of_rank(0)[:5] + keys_of_rank(1)[:5]
+        await bench.client.publish("task", key=far[0])
+        await bench.client.publish("task", key=far[1], concurrent_worker_cnt=2)
+        await bench.client.publish("task", key=far[2], specific_worker_ids=["w1"])
+        for key in mine:
+            await bench.client.publish("task", key=key)
+        for key in [*mine, far[2]]:
+            await bench.status(f"task:{key}", "SUCCESS")
+        await until(lambda: bench.state(f"task:{far[1]}")["worker_states"], message="it has its run of this one")
+        assert bench.state(f"task:{far[0]}")["worker_states"] == []
 
 
-def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard, monkeypatch: pytest.MonkeyPatch
+async def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
+    working: Working, store: SyncStore, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
-            before, after = keys_of_rank(3)[:2]
-            await bench.client.publish("task", key=before)
-            monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
-            scans: Any = bench.worker.parts.scans
-            asked: list[Shares | None] = []
-            scans.ask_soon = lambda: asked.append(heard.shares)
-            await asyncio.to_thread(beat, store, OTHERS[0], appeal_cnt=1)
-            await until(lambda: asked, message="a scan is asked for")
-            assert asked == [None]  # the stream hears of all before the scan begins
-            for name in ("ask_soon", "_scan"):
-                vars(scans).pop(name)
-            scans.ask_soon()
-            await bench.status(f"task:{before}", "SUCCESS")
-            bench.stop_scans()
-            await bench.client.publish("task", key=after)
-            await bench.status(f"task:{after}", "SUCCESS")
-
-    asyncio.run(scenario())
+    async with in_fleet(working, store, heard, Work()) as bench:
+        before, after = keys_of_rank(3)[:2]
+        await bench.client.publish("task", key=before)
+        monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
+        scans: Any = bench.worker.parts.scans
+        asked: list[Shares | None] = []
+        scans.ask_soon = lambda: asked.append(heard.shares)
+        await asyncio.to_thread(beat, store, OTHERS[0], appeal_cnt=1)
+        await until(lambda: asked, message="a scan is asked for")
+        assert asked == [None]  # the stream hears of all before the scan begins
+        for name in ("ask_soon", "_scan"):
+            vars(scans).pop(name)
+        scans.ask_soon()
+        await bench.status(f"task:{before}", "SUCCESS")
+        bench.stop_scans()
+        await bench.client.publish("task", key=after)
+        await bench.status(f"task:{after}", "SUCCESS")
 
 
 @pytest.mark.parametrize(
@@ -169,116 +163,85 @@ def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
         ),
     ],
 )
-def test_changes_of_the_fleet_and_of_controls_make_it_hear_of_all(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
+async def test_changes_of_the_fleet_and_of_controls_make_it_hear_of_all(
+    working: Working,
     store: SyncStore,
     heard: Heard,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[SyncStore], object],
 ) -> None:
-    async def scenario() -> None:
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()):
-            monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
-            await asyncio.to_thread(change, store)
-            await wide(heard)
-
-    asyncio.run(scenario())
+    async with in_fleet(working, store, heard, Work()):
+        monkeypatch.setattr(stream, "WIDE_FOR", _FOR_EVER)
+        await asyncio.to_thread(change, store)
+        await wide(heard)
 
 
-def test_limit_makes_it_hear_of_all(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
-) -> None:
+async def test_limit_makes_it_hear_of_all(working: Working, store: SyncStore, heard: Heard) -> None:
     """While one queue has a limit, ranks alone do not tell who takes a task."""
-
-    async def scenario() -> None:
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
-            stay(bench)
-            for other in OTHERS:  # nobody would confirm the limit for them
-                await asyncio.to_thread(store.database["workers"].delete_one, {"_id": other})
-                await asyncio.to_thread(register, store, other, ["task"], queues=["elsewhere"])
-            await bench.client.limit("default", concurrency=5)
-            await wide(heard)
-            assert bench.worker.parts.ranks.heard is not None
-
-    asyncio.run(scenario())
+    async with in_fleet(working, store, heard, Work()) as bench:
+        stay(bench)
+        for other in OTHERS:  # nobody would confirm the limit for them
+            await asyncio.to_thread(store.database["workers"].delete_one, {"_id": other})
+            await asyncio.to_thread(register, store, other, ["task"], queues=["elsewhere"])
+        await bench.client.limit("default", concurrency=5)
+        await wide(heard)
+        assert bench.worker.parts.ranks.heard is not None
 
 
-def test_worker_beside_one_that_never_appeals_hears_of_all(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
+async def test_worker_beside_one_that_never_appeals_hears_of_all(
+    working: Working, store: SyncStore, heard: Heard
 ) -> None:
     """A worker of an older version would leave the tasks to nobody when it has no room."""
-
-    async def scenario() -> None:
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
-            store.database["workers"].update_one({"_id": OTHERS[2]}, {"$unset": {"appeal_cnt": ""}})
-            bench.worker.parts.scans.ask_peers()
-            await wide(heard)
-
-    asyncio.run(scenario())
+    async with in_fleet(working, store, heard, Work()) as bench:
+        store.database["workers"].update_one({"_id": OTHERS[2]}, {"$unset": {"appeal_cnt": ""}})
+        bench.worker.parts.scans.ask_peers()
+        await wide(heard)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_worker_without_room_appeals_for_a_task_that_nobody_takes(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    store: SyncStore,
-    heard: Heard,
-    monkeypatch: pytest.MonkeyPatch,
-    rank: int,
+async def test_worker_without_room_appeals_for_a_task_that_nobody_takes(
+    working: Working, store: SyncStore, heard: Heard, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     """Not for a task that another worker has taken unheard, nor for one that all workers know."""
     monkeypatch.setattr(stream, "APPEAL_PAUSES", (0.0, 0.0))
     reads: list[tuple[list[str], bool]] = []
     taken, left, named = keys_of_rank(rank)[:3]
+    work = Work()
+    async with in_fleet(working, store, heard, work, concurrency=1) as bench:
+        lookups: Any = bench.worker.parts.lookups
+        look = lookups.look_whether_due
 
-    async def scenario() -> None:
-        work = Work()
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, work, concurrency=1) as bench:
-            lookups: Any = bench.worker.parts.lookups
-            look = lookups.look_whether_due
+        async def noted_look(task_ids: list[str], sent: float) -> bool:
+            if task_ids == [f"task:{taken}"]:
+                assert claim(store, OTHERS[0], taken) == [taken]
+            reads.append((task_ids, await look(task_ids, sent)))
+            return reads[-1][1]
 
-            async def noted_look(task_ids: list[str], sent: float) -> bool:
-                if task_ids == [f"task:{taken}"]:
-                    assert claim(store, OTHERS[0], taken) == [taken]
-                reads.append((task_ids, await look(task_ids, sent)))
-                return reads[-1][1]
-
-            lookups.look_whether_due = noted_look
-            held = keys_of_rank(0, "held")[0]
-            await bench.client.publish("task", key=held)
-            await bench.status(f"task:{held}", "RUNNING")
-            queue = bench.worker.parts.queue
-            await bench.client.publish("task", key=taken)
-            await until(lambda: len(reads) == 1 and f"task:{taken}" not in queue, message="the taken task is forgotten")
-            assert bench.worker.parts.scope.vitals.appeal_cnt == 0
-            await bench.client.publish("task", key=named, specific_worker_ids=["w1"])
-            await until(lambda: ([f"task:{named}"], False) in reads, message="it has read the task that names it")
-            assert bench.worker.parts.scope.vitals.appeal_cnt == 0
-            await bench.client.publish("task", key=left)
-            await until(lambda: appeals_of(bench) > 0, message="it appeals")
-            assert any(is_due and f"task:{left}" in task_ids for task_ids, is_due in reads)
-            work.is_open.set()
-            await bench.status(f"task:{left}", "SUCCESS")
-
-    asyncio.run(scenario())
+        lookups.look_whether_due = noted_look
+        held = keys_of_rank(0, "held")[0]
+        await bench.client.publish("task", key=held)
+        await bench.status(f"task:{held}", "RUNNING")
+        queue = bench.worker.parts.queue
+        await bench.client.publish("task", key=taken)
+        await until(lambda: len(reads) == 1 and f"task:{taken}" not in queue, message="the taken task is forgotten")
+        assert bench.worker.parts.scope.vitals.appeal_cnt == 0
+        await bench.client.publish("task", key=named, specific_worker_ids=["w1"])
+        await until(lambda: ([f"task:{named}"], False) in reads, message="it has read the task that names it")
+        assert bench.worker.parts.scope.vitals.appeal_cnt == 0
+        await bench.client.publish("task", key=left)
+        await until(lambda: appeals_of(bench) > 0, message="it appeals")
+        assert any(is_due and f"task:{left}" in task_ids for task_ids, is_due in reads)
+        work.is_open.set()
+        await bench.status(f"task:{left}", "SUCCESS")
 
 
-def test_worker_with_concurrency_0_appeals_for_nothing(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, heard: Heard
-) -> None:
+async def test_worker_with_concurrency_0_appeals_for_nothing(working: Working, store: SyncStore, heard: Heard) -> None:
     """The others do not count on it."""
-
-    async def scenario() -> None:
-        async with in_fleet(mongo_uri, database_name, mongo, store, heard, Work()) as bench:
-            parts = bench.worker.parts
-            await bench.client.set_worker("w1", concurrency=0)
-            await until(lambda: parts.scope.vitals.concurrency == 0, message="the order is heard")
-            await bench.client.publish("task", key=keys_of_rank(1)[0])
-            await until(lambda: parts.queue.ready_count(monotonic()) == 1, message="the task is ready")
-            assert parts.overflow.look(monotonic()) is None
-            assert parts.scope.vitals.appeal_cnt == 0
-
-    asyncio.run(scenario())
+    async with in_fleet(working, store, heard, Work()) as bench:
+        parts = bench.worker.parts
+        await bench.client.set_worker("w1", concurrency=0)
+        await until(lambda: parts.scope.vitals.concurrency == 0, message="the order is heard")
+        await bench.client.publish("task", key=keys_of_rank(1)[0])
+        await until(lambda: parts.queue.ready_count(monotonic()) == 1, message="the task is ready")
+        assert parts.overflow.look(monotonic()) is None
+        assert parts.scope.vitals.appeal_cnt == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -15,8 +14,7 @@ from bson import Code, Int64
 
 from mtask import App
 from mtask.kernel.worker.discovery.inbox import Inbox
-from tests.integration.worker_harness import working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Working
 
 Document = dict[str, Any]
 _PAST = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
@@ -125,83 +123,72 @@ def outcome(inbox: Any, push: Callable[[list[Document]], None], documents: Itera
     return found
 
 
-def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App
-) -> None:
+async def test_tasks_of_a_scan_are_queued_together_as_each_is_alone(working: Working, app: App) -> None:
     seed = random.randrange(2**32)
     draw = random.Random(seed)
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        inbox: Inbox = parts.inbox
+        # From here to the end nothing is awaited: no part of the worker acts in between.
+        ledger, sent = parts.scope.ledger, monotonic()
+        kinds = all_kinds(datetime.now(UTC).replace(tzinfo=None))
+        parts.quarantine.leave_alone("noop:left-alone")
+        ledger.claiming.add("noop:claiming")
+        ledger._held["noop:held"] = object()  # type: ignore[assignment]
+        ledger.claimed("noop:claimed-long-ago", sent - 1)
+        ledger.claimed("noop:claimed", sent + 1)
+        ledger._heard["noop:heard"] = sent + 1
+        parts.scope.served.paused_names = frozenset({"stopped"})
+        parts.scope.served.paused_tenants = frozenset({"paused"})
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            inbox: Inbox = parts.inbox
-            # From here to the end nothing is awaited: no part of the worker acts in between.
-            ledger, sent = parts.scope.ledger, monotonic()
-            kinds = all_kinds(datetime.now(UTC).replace(tzinfo=None))
-            parts.quarantine.leave_alone("noop:left-alone")
-            ledger.claiming.add("noop:claiming")
-            ledger._held["noop:held"] = object()  # type: ignore[assignment]
-            ledger.claimed("noop:claimed-long-ago", sent - 1)
-            ledger.claimed("noop:claimed", sent + 1)
-            ledger._heard["noop:heard"] = sent + 1
-            parts.scope.served.paused_names = frozenset({"stopped"})
-            parts.scope.served.paused_tenants = frozenset({"paused"})
+        def alone(documents: list[Document]) -> None:
+            for document in documents:
+                try:
+                    inbox._push_found(document, sent)
+                except Exception as error:
+                    inbox._questions.cannot_take(document["_id"], error)
 
-            def alone(documents: list[Document]) -> None:
-                for document in documents:
-                    try:
-                        inbox._push_found(document, sent)
-                    except Exception as error:
-                        inbox._questions.cannot_take(document["_id"], error)
-
-            for _ in range(300):
-                documents = draw.sample(kinds, draw.randint(2, len(kinds)))
-                expected = outcome(inbox, alone, documents)
-                found = outcome(inbox, lambda given: inbox.push_all_found(given, sent), documents)
-                assert found == expected, f"seed {seed}: {[document['_id'] for document in documents]}"
-            everything = outcome(inbox, lambda given: inbox.push_all_found(given, sent), kinds)
-            assert {"noop:plain-0", "noop:plain-3", "noop:high-1", "noop:of-acme-1", "other:other-1"} <= set(
-                everything["queued"]
-            )
-            # The first of its kind is older than what this worker knows, and only the second one is queued.
-            parts.claimer._wake.clear()
-            inbox.push_all_found([hint("claimed"), hint("plain-0")], sent)
-            assert "noop:plain-0" in parts.queue
-            assert parts.claimer._wake.is_set()
-            parts.queue.discard("noop:plain-0")
-            del ledger._held["noop:held"]
-            ledger.claiming.clear()
-
-    asyncio.run(scenario())
+        for _ in range(300):
+            documents = draw.sample(kinds, draw.randint(2, len(kinds)))
+            expected = outcome(inbox, alone, documents)
+            found = outcome(inbox, lambda given: inbox.push_all_found(given, sent), documents)
+            assert found == expected, f"seed {seed}: {[document['_id'] for document in documents]}"
+        everything = outcome(inbox, lambda given: inbox.push_all_found(given, sent), kinds)
+        assert {"noop:plain-0", "noop:plain-3", "noop:high-1", "noop:of-acme-1", "other:other-1"} <= set(
+            everything["queued"]
+        )
+        # The first of its kind is older than what this worker knows, and only the second one is queued.
+        parts.claimer._wake.clear()
+        inbox.push_all_found([hint("claimed"), hint("plain-0")], sent)
+        assert "noop:plain-0" in parts.queue
+        assert parts.claimer._wake.is_set()
+        parts.queue.discard("noop:plain-0")
+        del ledger._held["noop:held"]
+        ledger.claiming.clear()
 
 
-def test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone(
-    mongo_uri: str, database_name: str, mongo: Mongo, app: App
-) -> None:
+async def test_tasks_of_a_share_are_queued_with_the_ranks_that_they_have_alone(working: Working, app: App) -> None:
     def other(worker_id: str, names: list[str], queue: str) -> Document:
         return {"_id": worker_id, "names": names, "queues": [queue], "concurrency": 1, "appeal_cnt": 0}
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            # `other` is served in other queues, too: its tasks cannot be divided, so a share holds all of them.
-            parts.ranks._peers.update([other("w2", ["noop"], "default"), other("w3", ["other"], "elsewhere")])
-            ledger, sent = parts.scope.ledger, monotonic()
-            drawn = [hint(f"{number}", name=name) for name in ("noop", "other") for number in range(50)]
-            share = [task for task in drawn if task["name"] == "other" or not parts.ranks.rank(task["_id"], "noop")]
-            ledger.claimed(share[0]["_id"], sent - 1)
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        # `other` is served in other queues, too: its tasks cannot be divided, so a share holds all of them.
+        parts.ranks._peers.update([other("w2", ["noop"], "default"), other("w3", ["other"], "elsewhere")])
+        ledger, sent = parts.scope.ledger, monotonic()
+        drawn = [hint(f"{number}", name=name) for name in ("noop", "other") for number in range(50)]
+        share = [task for task in drawn if task["name"] == "other" or not parts.ranks.rank(task["_id"], "noop")]
+        ledger.claimed(share[0]["_id"], sent - 1)
 
-            def alone(documents: list[Document]) -> None:
-                for document in documents:
-                    parts.inbox._push_found(document, sent)
+        def alone(documents: list[Document]) -> None:
+            for document in documents:
+                parts.inbox._push_found(document, sent)
 
-            def together(documents: list[Document]) -> None:
-                parts.inbox.push_all_found(documents, sent, are_in_share=True)
+        def together(documents: list[Document]) -> None:
+            parts.inbox.push_all_found(documents, sent, are_in_share=True)
 
-            expected = outcome(parts.inbox, alone, share)
-            assert {entry[_OF_ENTRY.index("rank")] for entry in expected["queued"].values()} == {0, 1, 3}
-            assert outcome(parts.inbox, together, share) == expected
-            # The first of a name is queued as if it were alone.
-            assert outcome(parts.inbox, together, [*share[1:], share[0]]) == outcome(parts.inbox, alone, share)
-
-    asyncio.run(scenario())
+        expected = outcome(parts.inbox, alone, share)
+        assert {entry[_OF_ENTRY.index("rank")] for entry in expected["queued"].values()} == {0, 1, 3}
+        assert outcome(parts.inbox, together, share) == expected
+        # The first of a name is queued as if it were alone.
+        assert outcome(parts.inbox, together, [*share[1:], share[0]]) == outcome(parts.inbox, alone, share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -15,10 +15,10 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery import fetch as batches
-from mtask.parts import assembly
 from tests.integration.stores import register
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests.integration.worker_harness import Bench, Working, set_queue_capacity
+from tests.loops import in_loop
+from tests.mongo import until
 
 CAPACITY = 40
 LOOK = CAPACITY // batches._ENOUGH
@@ -86,70 +86,52 @@ class Backlogged:
         return self.scans._is_refill or self.scans._refill is not None
 
 
-Test = Callable[[Backlogged], Awaitable[None]]
-
-
 @pytest.fixture
-def backlogged(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Test], None]:
-    """Run a test beside a backlog of 100 tasks, of which a worker's queue holds 40."""
+@in_loop
+async def worker(working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Backlogged]:
+    """Run a worker beside a backlog of 100 tasks, of which its queue holds 40."""
     app = App()
 
     @app.task
     async def work() -> None:
         return None
 
-    async def scenario(queries: Queries, test: Test) -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            worker = bench.worker.parts
-            await until(lambda: worker.ranks.has_others(["work"]), message="the other worker is known")
-            scan = worker.scans._scan
-            bench.stop_scans()
-            bench.stop_stream()
-            with bench.backed_up():
-                await bench.client.publish_many([TaskSpec("work", {}, key=f"{n}") for n in range(PUBLISHED)])
-                setup = Backlogged(bench, queries, scan)
-                await test(setup)
-                if setup.scans._refill is not None:
-                    setup.scans._refill.cancel()
-
-    def run(test: Test) -> None:
-        register(store, "idle", ["work"])
-        queries = Queries()
-        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", CAPACITY)
-        monkeypatch.setattr(finding, "scan", queries)
-        asyncio.run(scenario(queries, test))
-
-    return run
+    register(store, "idle", ["work"])
+    queries = Queries()
+    set_queue_capacity(monkeypatch, CAPACITY)
+    monkeypatch.setattr(finding, "scan", queries)
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        await until(lambda: parts.ranks.has_others(["work"]), message="the other worker is known")
+        scan = parts.scans._scan
+        bench.stop_scans()
+        bench.stop_stream()
+        with bench.backed_up():
+            await bench.client.publish_many([TaskSpec("work", {}, key=f"{n}") for n in range(PUBLISHED)])
+            setup = Backlogged(bench, queries, scan)
+            yield setup
+            if setup.scans._refill is not None:
+                setup.scans._refill.cancel()
 
 
-def test_refill_that_is_asked_for_while_a_scan_is_under_way_waits_for_what_the_scan_brings(
-    backlogged: Callable[[Test], None],
+async def test_refill_that_is_asked_for_while_a_scan_is_under_way_waits_for_what_the_scan_brings(
+    worker: Backlogged,
 ) -> None:
-    async def test(worker: Backlogged) -> None:
-        worker.scans._scanned = 10_000  # nearly all that the scan before has brought is done
-        worker.queue.has_more = True
-        worker.queries.amid = worker.scans.refill
-        await worker.scan(is_refill=True)
-        assert worker.queue.ready_count(monotonic()) > 0
-        assert not worker.is_refill_due
-
-    backlogged(test)
+    worker.scans._scanned = 10_000  # nearly all that the scan before has brought is done
+    worker.queue.has_more = True
+    worker.queries.amid = worker.scans.refill
+    await worker.scan(is_refill=True)
+    assert worker.queue.ready_count(monotonic()) > 0
+    assert not worker.is_refill_due
 
 
-def test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing(
-    backlogged: Callable[[Test], None],
-) -> None:
-    async def test(worker: Backlogged) -> None:
-        worker.ledger.claiming.update(IDS)  # so all that the scan finds is not queued
-        worker.queries.amid = worker.scans.refill
-        await worker.scan(is_refill=True)
-        worker.ledger.claiming.difference_update(IDS)
-        assert len(worker.queue) == 0
-        assert worker.is_refill_due
-
-    backlogged(test)
+async def test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing(worker: Backlogged) -> None:
+    worker.ledger.claiming.update(IDS)  # so all that the scan finds is not queued
+    worker.queries.amid = worker.scans.refill
+    await worker.scan(is_refill=True)
+    worker.ledger.claiming.difference_update(IDS)
+    assert len(worker.queue) == 0
+    assert worker.is_refill_due
 
 
 @pytest.mark.parametrize(
@@ -163,138 +145,112 @@ def test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing(
     ],
     ids=["refill", "regular", "refill-behind-others", "regular-behind-others", "regular-without-a-backlog"],
 )
-def test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first(
-    backlogged: Callable[[Test], None], is_refill: bool, was_cut: bool, are_others_older: bool, limits: list[int]
+async def test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first(
+    worker: Backlogged, is_refill: bool, was_cut: bool, are_others_older: bool, limits: list[int]
 ) -> None:
-    async def test(worker: Backlogged) -> None:
-        older = [task_id for task_id in IDS if worker.is_own(task_id) != are_others_older]
-        worker.make_older(older[:5], 30)
-        worker.scans._note_cut(was_cut=was_cut)
-        worker.batches._all_at = 0.0  # long ago
-        await worker.scan(is_refill=is_refill)
-        assert worker.queries.of_all[: len(limits)] == limits
-        assert CAPACITY not in worker.queries.of_all[len(limits) :]
-        assert worker.scans.was_cut.is_set()
-        assert worker.queue.has_more
-
-    backlogged(test)
+    older = [task_id for task_id in IDS if worker.is_own(task_id) != are_others_older]
+    worker.make_older(older[:5], 30)
+    worker.scans._note_cut(was_cut=was_cut)
+    worker.batches._all_at = 0.0  # long ago
+    await worker.scan(is_refill=is_refill)
+    assert worker.queries.of_all[: len(limits)] == limits
+    assert CAPACITY not in worker.queries.of_all[len(limits) :]
+    assert worker.scans.was_cut.is_set()
+    assert worker.queue.has_more
 
 
-def test_look_amid_a_backlog_does_not_put_off_the_next_refill(backlogged: Callable[[Test], None]) -> None:
-    async def test(worker: Backlogged) -> None:
-        await worker.scan(is_refill=True)
-        assert worker.queries.of_share  # the queue is full of this worker's own
-        worker.forget_queued()
-        await worker.scan(is_refill=False)
-        assert worker.queries.of_all == [LOOK]
-        assert 0 < worker.queue.ready_count(monotonic(), own_only=True) <= LOOK
-        worker.scans.refill()
-        assert worker.is_refill_due
-
-    backlogged(test)
+async def test_look_amid_a_backlog_does_not_put_off_the_next_refill(worker: Backlogged) -> None:
+    await worker.scan(is_refill=True)
+    assert worker.queries.of_share  # the queue is full of this worker's own
+    worker.forget_queued()
+    await worker.scan(is_refill=False)
+    assert worker.queries.of_all == [LOOK]
+    assert 0 < worker.queue.ready_count(monotonic(), own_only=True) <= LOOK
+    worker.scans.refill()
+    assert worker.is_refill_due
 
 
-def test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough(
-    backlogged: Callable[[Test], None],
+async def test_share_that_ends_behind_the_position_is_read_from_the_beginning_only_if_that_is_not_enough(
+    worker: Backlogged,
 ) -> None:
-    async def test(worker: Backlogged) -> None:
-        own = sum(map(worker.is_own, IDS))
-        assert CAPACITY < own < 2 * CAPACITY
-        # Each has another age: the position goes by it.
-        worker.make_older(IDS, {"$subtract": [PUBLISHED + 1, {"$toInt": "$key"}]})
-        worker.batches._all_at = monotonic()
-        assert await worker.batches.scan_share()
-        assert worker.batches._position is not None
-        worker.queries.clear()
-        assert await worker.batches.scan_share()  # the rest of the share
-        assert len(worker.queries.of_share) == 1
-        assert worker.batches._position is None
+    own = sum(map(worker.is_own, IDS))
+    assert CAPACITY < own < 2 * CAPACITY
+    # Each has another age: the position goes by it.
+    worker.make_older(IDS, {"$subtract": [PUBLISHED + 1, {"$toInt": "$key"}]})
+    worker.batches._all_at = monotonic()
+    assert await worker.batches.scan_share()
+    assert worker.batches._position is not None
+    worker.queries.clear()
+    assert await worker.batches.scan_share()  # the rest of the share
+    assert len(worker.queries.of_share) == 1
+    assert worker.batches._position is None
 
-        worker.batches._position = {"task_option.priority": -1}  # behind all
-        worker.forget_queued()
-        worker.queries.clear()
-        assert await worker.batches.scan_share()
-        assert len(worker.queries.of_share) == 2
-
-    backlogged(test)
+    worker.batches._position = {"task_option.priority": -1}  # behind all
+    worker.forget_queued()
+    worker.queries.clear()
+    assert await worker.batches.scan_share()
+    assert len(worker.queries.of_share) == 2
 
 
-def test_worker_that_may_not_ask_for_its_share_reads_the_tasks_of_all(backlogged: Callable[[Test], None]) -> None:
-    async def test(worker: Backlogged) -> None:
-        worker.batches._next_share = monotonic() + 60
-        worker.scans._note_cut(was_cut=True)
-        await worker.scan(is_refill=True)
-        assert worker.queries.of_all == [CAPACITY]
-
-    backlogged(test)
+async def test_worker_that_may_not_ask_for_its_share_reads_the_tasks_of_all(worker: Backlogged) -> None:
+    worker.batches._next_share = monotonic() + 60
+    worker.scans._note_cut(was_cut=True)
+    await worker.scan(is_refill=True)
+    assert worker.queries.of_all == [CAPACITY]
 
 
-def test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill(
-    backlogged: Callable[[Test], None],
+async def test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill(worker: Backlogged) -> None:
+    await worker.scan(is_refill=True)
+    assert worker.queue.has_more
+    worker.forget_queued()
+    claimer: Any = worker.bench.worker.parts.claimer
+    claimer.wake()  # as a hint does
+    await until(lambda: not claimer._wake.is_set(), message="the claimer has checked the queue")
+    assert not worker.is_refill_due  # it may not claim now
+    claimer._is_backed_up = lambda: False
+    claimer.wake()
+    await until(lambda: worker.is_refill_due, message="a refill is due")
+
+
+async def test_regular_look_brings_a_task_of_a_higher_priority_that_will_be_due(worker: Backlogged) -> None:
+    spec = TaskSpec("work", {}, key="urgent", delay=timedelta(seconds=9), priority=9)
+    await worker.bench.client.publish_many([spec])
+    worker.scans._note_cut(was_cut=True)
+    await worker.scan(is_refill=False)
+    assert "work:urgent" in worker.queue
+    assert worker.scans.was_cut.is_set()
+
+
+async def test_worker_whose_share_is_nearly_done_reads_the_tasks_of_all_though_its_own_go_first(
+    worker: Backlogged,
 ) -> None:
-    async def test(worker: Backlogged) -> None:
-        await worker.scan(is_refill=True)
-        assert worker.queue.has_more
-        worker.forget_queued()
-        claimer: Any = worker.bench.worker.parts.claimer
-        claimer.wake()  # as a hint does
-        await until(lambda: not claimer._wake.is_set(), message="the claimer has checked the queue")
-        assert not worker.is_refill_due  # it may not claim now
-        claimer._is_backed_up = lambda: False
-        claimer.wake()
-        await until(lambda: worker.is_refill_due, message="a refill is due")
-
-    backlogged(test)
+    own = [task_id for task_id in IDS if worker.is_own(task_id)]
+    worker.make_older(own[:5], 30)
+    worker.make_older(own[5:], -3600)
+    worker.batches._all_at = 0.0  # long ago
+    await worker.scan(is_refill=True)
+    assert worker.queries.of_all == [LOOK, CAPACITY]
+    assert len(worker.queue) == CAPACITY
 
 
-def test_regular_look_brings_a_task_of_a_higher_priority_that_will_be_due(backlogged: Callable[[Test], None]) -> None:
-    async def test(worker: Backlogged) -> None:
-        spec = TaskSpec("work", {}, key="urgent", delay=timedelta(seconds=9), priority=9)
-        await worker.bench.client.publish_many([spec])
-        worker.scans._note_cut(was_cut=True)
-        await worker.scan(is_refill=False)
-        assert "work:urgent" in worker.queue
-        assert worker.scans.was_cut.is_set()
+async def test_full_scan_that_is_asked_for_amid_a_scan_follows_it(worker: Backlogged) -> None:
+    scans, full = worker.scans, asyncio.Event()
+    scans._wake.clear()
+    fulls: list[bool] = []
 
-    backlogged(test)
-
-
-def test_worker_whose_share_is_nearly_done_reads_the_tasks_of_all_though_its_own_go_first(
-    backlogged: Callable[[Test], None],
-) -> None:
-    async def test(worker: Backlogged) -> None:
-        own = [task_id for task_id in IDS if worker.is_own(task_id)]
-        worker.make_older(own[:5], 30)
-        worker.make_older(own[5:], -3600)
-        worker.batches._all_at = 0.0  # long ago
-        await worker.scan(is_refill=True)
-        assert worker.queries.of_all == [LOOK, CAPACITY]
-        assert len(worker.queue) == CAPACITY
-
-    backlogged(test)
-
-
-def test_full_scan_that_is_asked_for_amid_a_scan_follows_it(backlogged: Callable[[Test], None]) -> None:
-    async def test(worker: Backlogged) -> None:
-        scans, full = worker.scans, asyncio.Event()
+    async def scan(*, is_full: bool) -> None:
         scans._wake.clear()
-        fulls: list[bool] = []
+        fulls.append(is_full)
+        if len(fulls) == 2:
+            scans.ask_full()
+        elif len(fulls) == 4:
+            full.set()
 
-        async def scan(*, is_full: bool) -> None:
-            scans._wake.clear()
-            fulls.append(is_full)
-            if len(fulls) == 2:
-                scans.ask_full()
-            elif len(fulls) == 4:
-                full.set()
-
-        scans._scan = scan
-        scans.ask_soon()
-        await until(lambda: len(fulls) == 1, message="a scan that is not full")
-        scans.ask_full()
-        await until(lambda: len(fulls) == 3, message="the full scan, and the one that was asked for amid it")
-        scans.ask_soon()
-        await full.wait()
-        assert fulls == [False, True, True, False]
-
-    backlogged(test)
+    scans._scan = scan
+    scans.ask_soon()
+    await until(lambda: len(fulls) == 1, message="a scan that is not full")
+    scans.ask_full()
+    await until(lambda: len(fulls) == 3, message="the full scan, and the one that was asked for amid it")
+    scans.ask_soon()
+    await full.wait()
+    assert fulls == [False, True, True, False]

@@ -10,46 +10,31 @@ import pytest
 from mtask import App, TaskSpec
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
-from mtask.kernel.worker.discovery import fetch as batches
-from mtask.kernel.worker.discovery import fetch_loop as scans
-from mtask.kernel.worker.discovery import inbox, stream
-from mtask.parts import assembly
-from tests.integration.worker_harness import working
-from tests.mongo import PATIENCE, Client
+from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
+from tests.mongo import PATIENCE
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 3_000], ids=["lease-within-the-horizon", "lease-beyond-it"])
-def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    store: SyncStore,
-    monkeypatch: pytest.MonkeyPatch,
-    lease_ms: int,
+async def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
+    working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch, lease_ms: int
 ) -> None:
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 50)
-    for module in (scans, batches, stream, inbox):
-        monkeypatch.setattr(module, "HORIZON", timedelta(seconds=2))
+    set_queue_capacity(monkeypatch, 50)
+    set_horizon(monkeypatch, timedelta(seconds=2))
     app = App()
 
     @app.task
     async def work() -> None:
         await asyncio.sleep(0.03)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=2) as bench:
-            with bench.backed_up():
-                await bench.client.publish("work", key="begun", worker_timeout_ms=lease_ms, ping_interval_ms=500)
-                await asyncio.to_thread(store.run, claims.claim(["work:begun"], "dead", "token"))
-                await bench.client.publish_many([TaskSpec("work", key=str(number)) for number in range(800)])
-            await bench.status("work:begun", "SUCCESS", PATIENCE)
-            dead, rescue = bench.state("work:begun")["worker_states"]
-            assert (dead["status"], rescue["status"]) == ("TIMEOUT", "SUCCESS")
-            between = {"$gt": dead["ping_expire_time"], "$lt": rescue["claim_time"]}
-            overtaken = bench.tasks.count_documents(
-                {"task_state.worker_states": {"$elemMatch": {"claim_time": between}}}
-            )
-            assert bench.count("INIT") > 100, "there was more that had waited longer"
-            assert overtaken < 60, "a second's work at most: what was under way, and the next regular scan"
-
-    asyncio.run(scenario())
+    async with working(app, concurrency=2) as bench:
+        with bench.backed_up():
+            await bench.client.publish("work", key="begun", worker_timeout_ms=lease_ms, ping_interval_ms=500)
+            await asyncio.to_thread(store.run, claims.claim(["work:begun"], "dead", "token"))
+            await bench.client.publish_many([TaskSpec("work", key=str(number)) for number in range(800)])
+        await bench.status("work:begun", "SUCCESS", PATIENCE)
+        dead, rescue = bench.state("work:begun")["worker_states"]
+        assert (dead["status"], rescue["status"]) == ("TIMEOUT", "SUCCESS")
+        between = {"$gt": dead["ping_expire_time"], "$lt": rescue["claim_time"]}
+        overtaken = bench.tasks.count_documents({"task_state.worker_states": {"$elemMatch": {"claim_time": between}}})
+        assert bench.count("INIT") > 100, "there was more that had waited longer"
+        assert overtaken < 60, "a second's work at most: what was under way, and the next regular scan"

@@ -17,9 +17,9 @@ from mtask.kernel.operations.change_stream import Density
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans
 from mtask.kernel.worker.discovery import stream
-from mtask.parts import assembly
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client, until
+from tests import build
+from tests.integration.worker_harness import Bench, Working, set_queue_capacity
+from tests.mongo import until
 
 #: So that nothing is found by a regular scan: each of them is half of it apart.
 _FAR = timedelta(hours=1)
@@ -49,7 +49,7 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any traffic counts as dense, a few tasks are a backlog, and looks follow each other quickly."""
     monkeypatch.setattr(wakeups, "DENSE_FROM", 0.0)
     monkeypatch.setattr(wakeups, "DENSE_UNTIL", 0.0)
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
+    set_queue_capacity(monkeypatch, 40)
     monkeypatch.setattr(stream, "_FULL_EVERY", 1_000_000)
     monkeypatch.setattr(stream, "INTERVAL", 0.05)
     for module in (scans, batches, stream):
@@ -57,11 +57,9 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def resting(
-    uri: str, database: str, mongo: Client, gate: Gate, concurrency: int = 2, **options: Any
-) -> AsyncIterator[Bench]:
+async def resting(working: Working, gate: Gate, concurrency: int = 2, **options: Any) -> AsyncIterator[Bench]:
     """Run a worker whose handlers are held, with a backlog, and whose stream rests. Its full scans come no more."""
-    async with working(uri, database, mongo, gate.app, concurrency=concurrency, **options) as bench:
+    async with working(gate.app, concurrency=concurrency, **options) as bench:
         # No ping tells of the end of a run.
         rare: Any = {"worker_timeout_ms": 7_200_000, "ping_interval_ms": 3_600_000}
         await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}", **rare) for number in range(BACKLOG)])
@@ -76,110 +74,84 @@ async def resting(
 
 
 @pytest.mark.usefixtures("dense")
-def test_run_is_ended_while_the_stream_rests(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async def scenario() -> None:
-        gate = Gate()
-        async with resting(mongo_uri, database_name, mongo, gate) as bench:
-            key = gate.started[0]
-            await bench.client.cancel("work", key)
-            await until(lambda: key in gate.ended, message="the run has ended")
-            await bench.status(f"work:{key}", "CANCELED")
-            assert not bench.worker.parts.stream.is_open
-
-    asyncio.run(scenario())
+async def test_run_is_ended_while_the_stream_rests(working: Working) -> None:
+    gate = Gate()
+    async with resting(working, gate) as bench:
+        key = gate.started[0]
+        await bench.client.cancel("work", key)
+        await until(lambda: key in gate.ended, message="the run has ended")
+        await bench.status(f"work:{key}", "CANCELED")
+        assert not bench.worker.parts.stream.is_open
 
 
 @pytest.mark.usefixtures("dense")
-def test_pauses_and_orders_are_heard_while_the_stream_rests(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async def scenario() -> None:
-        gate = Gate()
-        async with resting(mongo_uri, database_name, mongo, gate, heartbeat_interval=timedelta(minutes=5)) as bench:
-            await bench.client.set_worker("w1", concurrency=5)
-            await until(lambda: len(gate.started) == 5, message="three more are taken")
-            # It returns when the worker has confirmed the pause.
-            await bench.client.pause(queue="default", timeout=timedelta(seconds=60))
-            await bench.client.set_worker("w1", concurrency=9)
-            await until(lambda: bench.worker.parts.scope.vitals.concurrency == 9, message="the order is heard")
-            assert len(gate.started) == 5
-
-    asyncio.run(scenario())
+async def test_pauses_and_orders_are_heard_while_the_stream_rests(working: Working) -> None:
+    gate = Gate()
+    async with resting(working, gate, heartbeat_interval=timedelta(minutes=5)) as bench:
+        await bench.client.set_worker("w1", concurrency=5)
+        await until(lambda: len(gate.started) == 5, message="three more are taken")
+        # It returns when the worker has confirmed the pause.
+        await bench.client.pause(queue="default", timeout=timedelta(seconds=60))
+        await bench.client.set_worker("w1", concurrency=9)
+        await until(lambda: bench.worker.parts.scope.vitals.concurrency == 9, message="the order is heard")
+        assert len(gate.started) == 5
 
 
 @pytest.mark.usefixtures("dense")
-def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
-    async def scenario() -> None:
-        gate = Gate()
-        async with resting(mongo_uri, database_name, mongo, gate) as bench:
-            await bench.client.publish("work", key="urgent", priority=5)
-            await bench.client.publish("work", key="lapsed")
-            _begin_elsewhere(bench, "work:lapsed")
-            parts = bench.worker.parts
-            await until(lambda: "work:urgent" in parts.queue, message="the urgent task is found")
-            found = parts.queue._entries
-            await until(lambda: "work:lapsed" in found and found["work:lapsed"].is_begun, message="the lapse is found")
-            # One after the other: two claims that are under way at once may be answered in either order.
-            await bench.client.set_worker("w1", concurrency=3)
-            await until(lambda: len(gate.started) == 3, message="one more is taken")
-            await bench.client.set_worker("w1", concurrency=4)
-            await until(lambda: len(gate.started) == 4, message="a further one is taken")
-            assert gate.started[2:] == ["lapsed", "urgent"]
-
-    asyncio.run(scenario())
+async def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_rests(working: Working) -> None:
+    gate = Gate()
+    async with resting(working, gate) as bench:
+        await bench.client.publish("work", key="urgent", priority=5)
+        await bench.client.publish("work", key="lapsed")
+        _begin_elsewhere(bench, "work:lapsed")
+        parts = bench.worker.parts
+        await until(lambda: "work:urgent" in parts.queue, message="the urgent task is found")
+        found = parts.queue._entries
+        await until(lambda: "work:lapsed" in found and found["work:lapsed"].is_begun, message="the lapse is found")
+        # One after the other: two claims that are under way at once may be answered in either order.
+        await bench.client.set_worker("w1", concurrency=3)
+        await until(lambda: len(gate.started) == 3, message="one more is taken")
+        await bench.client.set_worker("w1", concurrency=4)
+        await until(lambda: len(gate.started) == 4, message="a further one is taken")
+        assert gate.started[2:] == ["lapsed", "urgent"]
 
 
 def _begin_elsewhere(bench: Bench, task_id: str) -> None:
     """Write a run of a worker that has died, whose lease has just lapsed."""
     now = datetime.now(UTC)
-    run = {
-        "run_id": "gone-1",
-        "worker_id": "gone",
-        "attempt": 1,
-        "status": "RUNNING",
-        "claim_time": now - timedelta(seconds=2),
-        "ping_expire_time": now - timedelta(seconds=1),
-    }
+    lapsed = now - timedelta(seconds=1)
+    run = build.run("RUNNING", now - timedelta(seconds=2), lapsed, run_id="gone-1", worker_id="gone")
     state = {
         "task_state.status": "RUNNING",
         "task_state.worker_states": [run],
-        "task_state.next_preempt_time": now - timedelta(seconds=1),
+        "task_state.next_preempt_time": lapsed,
         "quiet_time": now,
     }
     assert bench.tasks.update_one({"_id": task_id}, {"$set": state}).modified_count == 1
 
 
 @pytest.mark.usefixtures("dense")
-def test_schedule_that_is_added_while_the_stream_rests_fires(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async def scenario() -> None:
-        gate = Gate()
-        async with resting(mongo_uri, database_name, mongo, gate) as bench:
-            await bench.client.add_schedule("soon", "work", timedelta(seconds=1))
-            await until(lambda: bench.tasks.count_documents({}) > BACKLOG, message="it has published a task")
-
-    asyncio.run(scenario())
+async def test_schedule_that_is_added_while_the_stream_rests_fires(working: Working) -> None:
+    gate = Gate()
+    async with resting(working, gate) as bench:
+        await bench.client.add_schedule("soon", "work", timedelta(seconds=1))
+        await until(lambda: bench.tasks.count_documents({}) > BACKLOG, message="it has published a task")
 
 
 @pytest.mark.usefixtures("dense")
-def test_stream_is_open_again_after_the_backlog_and_misses_nothing(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
-    async def scenario() -> None:
-        gate = Gate()
-        async with resting(mongo_uri, database_name, mongo, gate) as bench:
-            gate.is_open.set()
-            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
-            await until(lambda: bench.worker.parts.stream.is_open, message="the stream is open")
-            await until(lambda: not bench.worker.parts.scans._is_full_due, message="the scan after its opening is over")
-            bench.stop_scans()
-            await bench.client.publish("work", key="later")
-            await bench.status("work:later", "SUCCESS")
-
-    asyncio.run(scenario())
+async def test_stream_is_open_again_after_the_backlog_and_misses_nothing(working: Working) -> None:
+    gate = Gate()
+    async with resting(working, gate) as bench:
+        gate.is_open.set()
+        await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
+        await bench.scanned()
+        bench.stop_scans()
+        await bench.client.publish("work", key="later")
+        await bench.status("work:later", "SUCCESS")
 
 
-def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore, dense: None, monkeypatch: pytest.MonkeyPatch
+async def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
+    working: Working, store: SyncStore, dense: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backlog comes by a scan, so that no event ends the wait of the stream."""
     monkeypatch.setattr(wakeups, "MAX_AWAIT_MS", dict.fromkeys(Density, 300_000))
@@ -204,40 +176,32 @@ def test_stream_that_waits_for_long_is_interrupted_when_a_backlog_has_come(
 
     monkeypatch.setattr(wakeups.Stream, "next", noted_read)
     gate = Gate()
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, gate.app, concurrency=1) as bench:
-            bench.stop_stream()
-            await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
-            loop = bench.worker.parts.stream
-            await until(lambda: told == BACKLOG and is_waiting, message="the stream waits for further events")
-            monkeypatch.setattr(wakeups, "WINDOW", 0.01)
-            bench.worker.parts.scans.ask_full()
-            await until(lambda: not loop.is_open, message="the wait of the stream is over")
-            assert interrupted
-            gate.is_open.set()
-            await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
-
-    asyncio.run(scenario())
+    async with working(gate.app, concurrency=1) as bench:
+        bench.stop_stream()
+        await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+        loop = bench.worker.parts.stream
+        await until(lambda: told == BACKLOG and is_waiting, message="the stream waits for further events")
+        monkeypatch.setattr(wakeups, "WINDOW", 0.01)
+        bench.worker.parts.scans.ask_full()
+        await until(lambda: not loop.is_open, message="the wait of the stream is over")
+        assert interrupted
+        gate.is_open.set()
+        await until(lambda: bench.count("SUCCESS") == BACKLOG, message="the backlog is done")
 
 
-def test_stream_goes_on_where_writes_are_few(
-    mongo_uri: str, database_name: str, mongo: Client, dense: None, monkeypatch: pytest.MonkeyPatch
+async def test_stream_goes_on_where_writes_are_few(
+    working: Working, dense: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakeups, "DENSE_FROM", 1e9)
     monkeypatch.setattr(wakeups, "DENSE_UNTIL", 1e9)
     gate = Gate()
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, gate.app, concurrency=1) as bench:
-            await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
-            parts = bench.worker.parts
-            parts.scans.ask_full()
-            await until(lambda: parts.scans.is_in_backlog and gate.started, message="there is a backlog")
-            key = gate.started[0]
-            await bench.client.cancel("work", key)
-            await until(lambda: key in gate.ended, message="the event of the order has come")
-            assert parts.stream.is_open
-            gate.is_open.set()
-
-    asyncio.run(scenario())
+    async with working(gate.app, concurrency=1) as bench:
+        await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)])
+        parts = bench.worker.parts
+        parts.scans.ask_full()
+        await until(lambda: parts.scans.is_in_backlog and gate.started, message="there is a backlog")
+        key = gate.started[0]
+        await bench.client.cancel("work", key)
+        await until(lambda: key in gate.ended, message="the event of the order has come")
+        assert parts.stream.is_open
+        gate.is_open.set()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -25,12 +24,10 @@ from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements.filters import of_shares
 from mtask.kernel.worker.discovery import fetch as batches
 from mtask.kernel.worker.discovery import fetch_loop as scans_module
-from mtask.kernel.worker.discovery import inbox, stream
 from mtask.kernel.worker.discovery.fleet import Peers
-from mtask.parts import assembly
 from tests.explaining import examined_by
 from tests.integration.stores import ready_store, register
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
 from tests.mongo import Client, until
 
 BACKLOG = 400
@@ -99,10 +96,11 @@ class Scans:
         return found
 
 
+Drain = Callable[[Scans], Coroutine[Any, Any, Peers]]
+
+
 @pytest.fixture
-def drain(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Scans], Peers]:
+def drain(working: Working, monkeypatch: pytest.MonkeyPatch) -> Drain:
     """Have a worker with a small queue do a backlog, with tasks among it that are not yet due; return its peers."""
     app = App()
 
@@ -110,8 +108,11 @@ def drain(
     async def work() -> None:
         return None
 
-    async def scenario() -> Peers:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+    async def drained(scans: Scans) -> Peers:
+        set_queue_capacity(monkeypatch, 40)
+        set_horizon(monkeypatch, timedelta(minutes=5))  # none is found by a regular scan
+        monkeypatch.setattr(finding, "scan", scans)
+        async with working(app) as bench:
             with bench.backed_up():
                 later = [TaskSpec("work", {}, key=f"later-{n}", delay=timedelta(minutes=4)) for n in range(20)]
                 due = [TaskSpec("work", {}, key=f"{number}") for number in range(BACKLOG)]
@@ -119,65 +120,54 @@ def drain(
             await until(lambda: bench.count("SUCCESS") == BACKLOG, message="all that are due are done")
             return bench.worker.parts.ranks._peers
 
-    def drained(scans: Scans) -> Peers:
-        monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", 40)
-        for module in (scans_module, batches, stream, inbox):  # none is found by a regular scan
-            monkeypatch.setattr(module, "HORIZON", timedelta(minutes=5))
-        monkeypatch.setattr(finding, "scan", scans)
-        return asyncio.run(scenario())
-
     return drained
 
 
-def test_worker_alone_asks_for_no_share(drain: Callable[[Scans], Peers]) -> None:
+async def test_worker_alone_asks_for_no_share(drain: Drain) -> None:
     scans = Scans()
-    drain(scans)
+    await drain(scans)
     assert len(scans.brought) > 5
     assert scans.shares == []
 
 
-def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave(
-    store: SyncStore, drain: Callable[[Scans], Peers]
+async def test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave(
+    store: SyncStore, drain: Drain
 ) -> None:
     register(store, "idle", ["work"])
     scans = Scans()
-    peers = drain(scans)
+    peers = await drain(scans)
     found = {task_id for task_ids in scans.shares for task_id in task_ids}
     assert {peers.rank(task_id, "work") for task_id in found} == {0}
     assert len(found) > BACKLOG / 4
     assert scans.further_cnt > 0
 
 
-def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans_module, "HORIZON", timedelta(minutes=5))  # no scan of the worker's own comes between
     app = App()
     app.task(name="work")(lambda: None)
     others = [{"_id": "w2", "names": ["work"], "queues": ["default"], "concurrency": 1, "appeal_cnt": 0}]
+    async with working(app) as bench:
+        parts = bench.worker.parts
+        ranks, queue = parts.ranks, parts.queue
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            parts = bench.worker.parts
-            ranks, queue = parts.ranks, parts.queue
+        async def ranks_of_found(version: int) -> set[int]:
+            """Scan as for a share of the ranks of this version. The first task of a scan is ranked apart."""
+            for task_id, _ in queue.names():
+                queue.discard(task_id)
+            scan = finding.scan(["default"], ["work"], "w1", 0, 40)
+            found = await parts.scans._batches._take(scan, share_of=version)
+            return {queue._entries[document["_id"]].rank for document in found.documents[1:]}
 
-            async def ranks_of_found(version: int) -> set[int]:
-                """Scan as for a share of the ranks of this version. The first task of a scan is ranked apart."""
-                for task_id, _ in queue.names():
-                    queue.discard(task_id)
-                scan = finding.scan(["default"], ["work"], "w1", 0, 40)
-                found = await parts.scans._batches._take(scan, share_of=version)
-                return {queue._entries[document["_id"]].rank for document in found.documents[1:]}
-
-            with bench.backed_up():
-                await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(40)])
-                await until(lambda: len(queue) == 40, message="the stream has told of all")
-                version = ranks.version
-                await ranks.take(others)
-                assert await ranks_of_found(version) == {0, 1}
-                assert await ranks_of_found(ranks.version) == {0}  # as if all of them were in its share
-
-    asyncio.run(scenario())
+        with bench.backed_up():
+            await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}") for number in range(40)])
+            await until(lambda: len(queue) == 40, message="the stream has told of all")
+            version = ranks.version
+            await ranks.take(others)
+            assert await ranks_of_found(version) == {0, 1}
+            assert await ranks_of_found(ranks.version) == {0}  # as if all of them were in its share
 
 
 @pytest.mark.fresh_database  # a malformed task of another test would have made the index one of arrays, for good
@@ -241,32 +231,32 @@ def test_position_of_a_malformed_task_is_none() -> None:
         assert finding.behind(broken) is None
 
 
-def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
-    store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch
+async def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to(
+    store: SyncStore, drain: Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "MAX_ALL_PAUSE", 0.0)  # each time
     register(store, "idle", ["work"])
     scans = Scans()
-    drain(scans)
+    await drain(scans)
     assert len(scans.brought) > 5
     assert scans.shares == []
 
 
 @pytest.mark.parametrize("failure", [None, DatabaseUnavailable("too slow")], ids=["looked-at-all", "timed-out"])
-def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
-    store: SyncStore, drain: Callable[[Scans], Peers], monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+async def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
+    store: SyncStore, drain: Drain, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
     monkeypatch.setattr(batches, "_SHARE_TIMES", 1_000_000)
     if failure is not None:  # as if after its time
         monkeypatch.setattr(batches, "_SHARE_TIMEOUT", timedelta(0))
     register(store, "idle", ["work"])
     scans = Scans(failure)
-    drain(scans)
+    await drain(scans)
     assert scans.vain_cnt == 1
 
 
-def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
-    mongo_uri: str, database_name: str, mongo: Client, store: SyncStore
+async def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
+    working: Working, store: SyncStore
 ) -> None:
     register(store, "other", ["work"])
     app = App()
@@ -275,16 +265,13 @@ def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bounds(
     async def work() -> None:
         return None
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            scans: Any = bench.worker.parts.scans
-            await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
-            for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):
-                scans._counts_own, scans._scanned_at, scans._batches.all_took = False, monotonic(), took
-                scans._queue.has_more = True
-                scans.refill()
-                assert scans._scanned_at + pause <= scans._refill.when() <= monotonic() + pause
-                scans._refill.cancel()
-                scans._refill = None
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        scans: Any = bench.worker.parts.scans
+        await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
+        for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):
+            scans._counts_own, scans._scanned_at, scans._batches.all_took = False, monotonic(), took
+            scans._queue.has_more = True
+            scans.refill()
+            assert scans._scanned_at + pause <= scans._refill.when() <= monotonic() + pause
+            scans._refill.cancel()
+            scans._refill = None

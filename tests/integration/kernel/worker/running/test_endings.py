@@ -15,7 +15,7 @@ from mtask.errors import DatabaseTimeout
 from mtask.kernel.worker.running import outcomes
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from tests.integration.kernel.worker.hostile import ENDS, exit_before_finishes
-from tests.integration.worker_harness import Bench, between, working
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, until
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -31,8 +31,8 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fault", list(FAULTS))
 @pytest.mark.parametrize("task_cnt", [1, 3])
-def test_one_error_of_the_server_on_a_finish_costs_no_success(
-    mongo_uri: str, database_name: str, mongo: Client, fault: str, task_cnt: int
+async def test_one_error_of_the_server_on_a_finish_costs_no_success(
+    working: Working, fault: str, task_cnt: int
 ) -> None:
     app, go_on = App(), asyncio.Event()
     started = []
@@ -43,31 +43,23 @@ def test_one_error_of_the_server_on_a_finish_costs_no_success(
         await go_on.wait()
         return 7
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
-            await until(lambda: len(started) == task_cnt)
-            with bench.failing("update", times=1, **FAULTS[fault]):
-                go_on.set()
-                await until(lambda: not bench.count("RUNNING"))
-            for key in range(task_cnt):
-                (run,) = bench.state(f"work:{key}")["worker_states"]
-                assert (run["status"], run.get("returns")) == ("SUCCESS", 7), run
-            await bench.at_rest()
-            assert bench.worker.parts.finisher.lost_cnt == 0
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
+        await until(lambda: len(started) == task_cnt)
+        with bench.failing("update", times=1, **FAULTS[fault]):
+            go_on.set()
+            await until(lambda: not bench.count("RUNNING"))
+        for key in range(task_cnt):
+            (run,) = bench.state(f"work:{key}")["worker_states"]
+            assert (run["status"], run.get("returns")) == ("SUCCESS", 7), run
+        await bench.at_rest()
+        assert bench.worker.parts.finisher.lost_cnt == 0
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("task_cnt", [1, 3])
-def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    caplog: pytest.LogCaptureFixture,
-    task_cnt: int,
-    is_stored: bool,
+async def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
+    working: Working, caplog: pytest.LogCaptureFixture, task_cnt: int, is_stored: bool
 ) -> None:
     app, go_on, kept = App(), asyncio.Event(), []
 
@@ -77,31 +69,28 @@ def test_answer_that_is_lost_until_the_lease_has_ended_is_read_back(
         await go_on.wait()
         return 7
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+    async with working(app) as bench:
 
-            async def lose_answer() -> None:
-                for run in kept:
-                    run.trusted_until = time.monotonic()  # as after a standstill of the whole process
-                raise DatabaseTimeout("no answer")
+        async def lose_answer() -> None:
+            for run in kept:
+                run.trusted_until = time.monotonic()  # as after a standstill of the whole process
+            raise DatabaseTimeout("no answer")
 
-            await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
-            await until(lambda: len(kept) == task_cnt)
-            finisher = bench.worker.parts.finisher
-            between(finisher, "finish", **{"after" if is_stored else "before": lose_answer})
-            go_on.set()
-            await until(lambda: finisher.finished_cnt + finisher.lost_cnt == task_cnt)
-            assert (finisher.finished_cnt, finisher.lost_cnt) == ((task_cnt, 0) if is_stored else (0, task_cnt))
-            assert bench.count("SUCCESS" if is_stored else "RUNNING") == task_cnt
-            assert ("result not confirmed" in caplog.text) is not is_stored
-            assert "result refused" not in caplog.text, "the database refused nothing"
-
-    asyncio.run(scenario())
+        await bench.client.publish_many([TaskSpec("work", {}, key=str(key)) for key in range(task_cnt)])
+        await until(lambda: len(kept) == task_cnt)
+        finisher = bench.worker.parts.finisher
+        between(bench.store, "finish", **{"after" if is_stored else "before": lose_answer})
+        go_on.set()
+        await until(lambda: finisher.finished_cnt + finisher.lost_cnt == task_cnt)
+        assert (finisher.finished_cnt, finisher.lost_cnt) == ((task_cnt, 0) if is_stored else (0, task_cnt))
+        assert bench.count("SUCCESS" if is_stored else "RUNNING") == task_cnt
+        assert ("result not confirmed" in caplog.text) is not is_stored
+        assert "result refused" not in caplog.text, "the database refused nothing"
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_returns_is_stored(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str
+async def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_returns_is_stored(
+    working: Working, database_name: str, mongo: Client, kind: str
 ) -> None:
     app = App()
     seen: list[object] = []
@@ -125,22 +114,19 @@ def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_it_ret
         seen.append(context.is_cancelled)
         return "value"
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(kind, {}, key="1", worker_timeout_ms=2000, ping_interval_ms=100)
-            await bench.status(f"{kind}:1", "SUCCESS")
-            await bench.at_rest()
-            (run,) = bench.state(f"{kind}:1")["worker_states"]
-            assert run.get("returns") == "value"
-            assert seen == [(True, False), False]
-            assert bench.mongo[database_name]["effects"].count_documents({}) == 1
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish(kind, {}, key="1", worker_timeout_ms=2000, ping_interval_ms=100)
+        await bench.status(f"{kind}:1", "SUCCESS")
+        await bench.at_rest()
+        (run,) = bench.state(f"{kind}:1")["worker_states"]
+        assert run.get("returns") == "value"
+        assert seen == [(True, False), False]
+        assert bench.mongo[database_name]["effects"].count_documents({}) == 1
 
 
 @pytest.mark.parametrize("task_cnt", [1, 2])
-def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_thread_busy_and_the_log_short(
-    mongo_uri: str, database_name: str, mongo: Client, caplog: pytest.LogCaptureFixture, task_cnt: int
+async def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_thread_busy_and_the_log_short(
+    working: Working, caplog: pytest.LogCaptureFixture, task_cnt: int
 ) -> None:
     app, go_on = App(), asyncio.Event()
 
@@ -151,29 +137,24 @@ def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_thread_
         finally:
             await go_on.wait()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            for key in range(task_cnt):
-                await bench.client.publish("work", {}, key=str(key), worker_timeout_ms=600, ping_interval_ms=150)
-            runs = await until(
-                lambda: (
-                    bench.worker.parts.scope.ledger.runs
-                    if len(bench.worker.parts.scope.ledger.runs) == task_cnt
-                    else []
-                )
+    async with working(app) as bench:
+        for key in range(task_cnt):
+            await bench.client.publish("work", {}, key=str(key), worker_timeout_ms=600, ping_interval_ms=150)
+        runs = await until(
+            lambda: (
+                bench.worker.parts.scope.ledger.runs if len(bench.worker.parts.scope.ledger.runs) == task_cnt else []
             )
-            bench.tasks.delete_many({})
-            await until(lambda: all(run.end_reason is not None for run in runs))
-            end = max(run.trusted_until for run in runs)
-            turns = _counted(bench.worker.parts.pinger, "_work")
-            await until(lambda: time.monotonic() > end + 0.7)
-            go_on.set()
-            assert len(turns) < 50
-            assert sum(record.getMessage() == "lease lost" for record in caplog.records) <= task_cnt
-            assert {run.end_reason for run in runs} <= {EndReason.REMOVED, EndReason.LEASE_LOST}
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+        )
+        bench.tasks.delete_many({})
+        await until(lambda: all(run.end_reason is not None for run in runs))
+        end = max(run.trusted_until for run in runs)
+        turns = _counted(bench.worker.parts.pinger, "_work")
+        await until(lambda: time.monotonic() > end + 0.7)
+        go_on.set()
+        assert len(turns) < 50
+        assert sum(record.getMessage() == "lease lost" for record in caplog.records) <= task_cnt
+        assert {run.end_reason for run in runs} <= {EndReason.REMOVED, EndReason.LEASE_LOST}
+        await bench.at_rest()
 
 
 def _counted(owner: Any, method: str) -> list[None]:
@@ -188,8 +169,8 @@ def _counted(owner: Any, method: str) -> list[None]:
     return turns
 
 
-def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its_slot_until_it_ends(
-    mongo_uri: str, database_name: str, mongo: Client
+async def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its_slot_until_it_ends(
+    working: Working,
 ) -> None:
     app, go_on = App(), asyncio.Event()
 
@@ -206,28 +187,23 @@ def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_keeps_its
     async def work() -> None:
         """Do nothing."""
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            try:
-                await bench.client.publish("swallow", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
-                state = await bench.status("swallow:1", "FAIL")
-                assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
-                await bench.client.publish("work", {}, key="1")
-                await until(lambda: "work:1" in bench.worker.parts.queue, message="the second task is at hand")
-                assert bench.state("work:1")["status"] == "INIT"
-                assert len(bench.worker.parts.scope.ledger.runs) == 1
-            finally:
-                go_on.set()
-            await bench.status("work:1", "SUCCESS")
-            await bench.at_rest()
-            assert bench.state("swallow:1") == state
-
-    asyncio.run(scenario())
+    async with working(app, concurrency=1) as bench:
+        try:
+            await bench.client.publish("swallow", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+            state = await bench.status("swallow:1", "FAIL")
+            assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
+            await bench.client.publish("work", {}, key="1")
+            await until(lambda: "work:1" in bench.worker.parts.queue, message="the second task is at hand")
+            assert bench.state("work:1")["status"] == "INIT"
+            assert len(bench.worker.parts.scope.ledger.runs) == 1
+        finally:
+            go_on.set()
+        await bench.status("work:1", "SUCCESS")
+        await bench.at_rest()
+        assert bench.state("swallow:1") == state
 
 
-def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(working: Working) -> None:
     app = App()
 
     @app.task
@@ -235,18 +211,15 @@ def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(
         time.sleep(0.6)  # noqa: ASYNC251 it is meant to
         return "too late"
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("block", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
-            state = await bench.status("block:1", "FAIL")
-            assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish("block", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+        state = await bench.status("block:1", "FAIL")
+        assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
+        await bench.at_rest()
 
 
-def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
-    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
+async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
+    working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "_CONFLICT_DELAY_MS", 1)
     app, tries = App(), []
@@ -257,50 +230,44 @@ def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
         labels = {"errorLabels": ["TransientTransactionError"]}
         raise OperationFailure("Transaction 1 has been aborted.", 251, labels)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish("conflict", {}, key="1", max_unexpected_retries=0)
-            state = await bench.status("conflict:1", "FAIL")
-            assert tries == list(range(1, 17))
-            assert [run["status"] for run in state["worker_states"]] == ["CANCELED"] * 15 + ["FAIL"]
-            assert state["failed_cnt"] == 1
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish("conflict", {}, key="1", max_unexpected_retries=0)
+        state = await bench.status("conflict:1", "FAIL")
+        assert tries == list(range(1, 17))
+        assert [run["status"] for run in state["worker_states"]] == ["CANCELED"] * 15 + ["FAIL"]
+        assert state["failed_cnt"] == 1
 
 
-def test_run_that_ends_before_its_first_step_frees_its_slot(mongo_uri: str, database_name: str, mongo: Client) -> None:
+async def test_run_that_ends_before_its_first_step_frees_its_slot(working: Working) -> None:
     app, started = App(), []
 
     @app.task
     async def work(context: Context) -> None:
         started.append(context.task.key)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            pinger = bench.worker.parts.pinger
-            hold_all = pinger.hold_all
-            ended: list[HeldRun] = []
+    async with working(app, concurrency=1) as bench:
+        pinger = bench.worker.parts.pinger
+        hold_all = pinger.hold_all
+        ended: list[HeldRun] = []
 
-            def hold_and_end(runs: Sequence[HeldRun]) -> None:
-                hold_all(runs)
-                if runs and not ended:
-                    ended.append(runs[0])
-                    runs[0].end(EndReason.LEASE_LOST)
+        def hold_and_end(runs: Sequence[HeldRun]) -> None:
+            hold_all(runs)
+            if runs and not ended:
+                ended.append(runs[0])
+                runs[0].end(EndReason.LEASE_LOST)
 
-            pinger.hold_all = hold_and_end  # type: ignore[method-assign]
-            await bench.client.publish("work", {}, key="1")
-            await until(lambda: ended)
-            await bench.client.publish("work", {}, key="2")
-            await bench.status("work:2", "SUCCESS")
-            await bench.at_rest()
-            await until(lambda: not pinger.held(), message="no lease is kept")
-
-    asyncio.run(scenario())
+        pinger.hold_all = hold_and_end  # type: ignore[method-assign]
+        await bench.client.publish("work", {}, key="1")
+        await until(lambda: ended)
+        await bench.client.publish("work", {}, key="2")
+        await bench.status("work:2", "SUCCESS")
+        await bench.at_rest()
+        await until(lambda: not pinger.held(), message="no lease is kept")
 
 
 @pytest.mark.parametrize("task_cnt", [1, 3])
-def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
-    mongo_uri: str, database_name: str, mongo: Client, task_cnt: int
+async def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
+    working: Working, task_cnt: int
 ) -> None:
     app, ends = App(), []
     asked: list[str] = []
@@ -312,37 +279,32 @@ def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_once(
         finally:
             ends.append(context.task.key)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            bench.stop_scans()  # which look at what is held, too
+    async with working(app) as bench:
+        bench.stop_scans()  # which look at what is held, too
 
-            async def cancel() -> None:
-                # The worker may claim the tasks in several groups.
-                if asked or bench.state("work:0")["status"] != "RUNNING":
-                    return
-                asked.append("0")
-                count = bench.worker.parts.stream.event_cnt
-                await bench.client.cancel("work", "0")
-                await bench.heard(count)
+        async def cancel() -> None:
+            # The worker may claim the tasks in several groups.
+            if asked or bench.state("work:0")["status"] != "RUNNING":
+                return
+            asked.append("0")
+            count = bench.worker.parts.stream.event_cnt
+            await bench.client.cancel("work", "0")
+            await bench.heard(count)
 
-            between(bench.worker.parts.sender, "claim", after=cancel)
-            with bench.backed_up():
-                for key in range(task_cnt):  # no ping tells of it in the time that this test has
-                    await bench.client.publish(
-                        "work", {}, key=str(key), ping_interval_ms=300_000, worker_timeout_ms=600_000
-                    )
-                await until(lambda: len(bench.worker.parts.queue) == task_cnt)
-            bench.worker.parts.claimer.wake()
-            await bench.status("work:0", "CANCELED")
-            assert ends == ["0"]
-            assert bench.count("RUNNING") == task_cnt - 1
-
-    asyncio.run(scenario())
+        between(bench.store, "claim", after=cancel)
+        with bench.backed_up():
+            for key in range(task_cnt):  # no ping tells of it in the time that this test has
+                await bench.client.publish(
+                    "work", {}, key=str(key), ping_interval_ms=300_000, worker_timeout_ms=600_000
+                )
+            await until(lambda: len(bench.worker.parts.queue) == task_cnt)
+        bench.worker.parts.claimer.wake()
+        await bench.status("work:0", "CANCELED")
+        assert ends == ["0"]
+        assert bench.count("RUNNING") == task_cnt - 1
 
 
-def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspended(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspended(working: Working) -> None:
     app, waiting, raised = App(), [], []
     may_begin = asyncio.Event()
 
@@ -357,29 +319,26 @@ def test_cancel_while_a_handler_waits_for_its_transaction_leaves_no_pings_suspen
             raised.append(type(error))
             raise
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            pinger = bench.worker.parts.pinger
-            await bench.client.publish("work", {}, key="1")
-            await until(lambda: waiting, message="the handler runs")
-            with pinger._sending(waiting):  # a ping is under way
-                may_begin.set()
-                await until(lambda: waiting[0].suspended)
-                await bench.client.cancel("work", "1")
-                await bench.status("work:1", "CANCELED")
-            assert raised == [asyncio.CancelledError]
-            context: Any = bench.worker.parts.runner._caller._around.context
-            suspensions = context.keywords["transactions"]._suspensions
-            await until(lambda: not suspensions and not waiting[0].suspended, message="pings go on")
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        pinger = bench.worker.parts.pinger
+        await bench.client.publish("work", {}, key="1")
+        await until(lambda: waiting, message="the handler runs")
+        with pinger._sending(waiting):  # a ping is under way
+            may_begin.set()
+            await until(lambda: waiting[0].suspended)
+            await bench.client.cancel("work", "1")
+            await bench.status("work:1", "CANCELED")
+        assert raised == [asyncio.CancelledError]
+        context: Any = bench.worker.parts.runner._caller._around.context
+        suspensions = context.keywords["transactions"]._suspensions
+        await until(lambda: not suspensions and not waiting[0].suspended, message="pings go on")
+        await bench.at_rest()
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
 @pytest.mark.parametrize("kind", [*ENDS])
-def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
-    mongo_uri: str, database_name: str, mongo: Client, kind: str, is_async: bool
+async def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
+    working: Working, kind: str, is_async: bool
 ) -> None:
     app = App()
     end, status, reason = ENDS[kind]
@@ -390,15 +349,12 @@ def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
 
     app.task(name="work")(work if is_async else end)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            task_id = (await bench.client.publish("work", key="1", max_unexpected_retries=0)).task_id
-            await until(lambda: run_of(bench, task_id).get("status") == status, message=f"the run is {status}")
-            assert run_of(bench, task_id)["fail_reason"].startswith(reason)
-            await bench.at_rest()
-
     def run_of(bench: Bench, task_id: str) -> dict[str, Any]:
         runs = bench.state(task_id)["worker_states"]
         return dict(runs[0]) if runs else {}
 
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        task_id = (await bench.client.publish("work", key="1", max_unexpected_retries=0)).task_id
+        await until(lambda: run_of(bench, task_id).get("status") == status, message=f"the run is {status}")
+        assert run_of(bench, task_id)["fail_reason"].startswith(reason)
+        await bench.at_rest()

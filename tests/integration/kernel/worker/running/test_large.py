@@ -12,32 +12,27 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.running import slots
-from tests.integration.worker_harness import working
+from tests.integration.worker_harness import Working
 from tests.mongo import Client, until
 
 MB = 1_000_000
 LARGE, SMALL = 60, 60
 
 
-def test_scan_reads_none_of_the_params(mongo_uri: str, database_name: str, mongo: Client) -> None:
-    async def scenario() -> None:
-        app = App()
+async def test_scan_reads_none_of_the_params(working: Working, database_name: str, mongo: Client) -> None:
+    app = App()
 
-        @app.task
-        async def large(text: str) -> None: ...
+    @app.task
+    async def large(text: str) -> None: ...
 
-        async with working(mongo_uri, database_name, mongo, app, concurrency=0) as bench:
-            await _publish(bench.client, range(30), "large")
-            documents = SyncStore(mongo, database_name).run(finding.scan(["default"], ["large"], "w", 10_000, 1_000))
-            assert len(documents.documents) == 30
-            assert max(len(bson.encode(found)) for found in documents.documents) < 500
-
-    asyncio.run(scenario())
+    async with working(app, concurrency=0) as bench:
+        await _publish(bench.client, range(30), "large")
+        documents = SyncStore(mongo, database_name).run(finding.scan(["default"], ["large"], "w", 10_000, 1_000))
+        assert len(documents.documents) == 30
+        assert max(len(bson.encode(found)) for found in documents.documents) < 500
 
 
-def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(working: Working) -> None:
     app, sizes = App(), []
     release = asyncio.Event()
 
@@ -49,28 +44,25 @@ def test_small_tasks_run_while_large_ones_wait_and_no_group_of_them_is_large(
     @app.task
     async def small() -> None: ...
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=0) as bench:
-            read = bench.worker.parts.sender._pace.read
+    async with working(app, concurrency=0) as bench:
+        read = bench.worker.parts.sender._pace.read
 
-            def noted(count: int, size: int) -> None:
-                sizes.append((count, size))
-                read(count, size)
+        def noted(count: int, size: int) -> None:
+            sizes.append((count, size))
+            read(count, size)
 
-            bench.worker.parts.sender._pace.read = noted  # type: ignore[method-assign]
-            await _publish(bench.client, range(LARGE), "large")
-            bench.worker.parts.slots.set_concurrency(8)
-            await until(lambda: sizes, message="the first large tasks are read")
-            bench.worker.parts.slots.set_concurrency(LARGE + 8)
-            await bench.client.publish_many([TaskSpec("small", {}, key=str(number)) for number in range(SMALL)])
-            small_ones = {"name": "small", "task_state.status": "SUCCESS"}
-            await until(lambda: bench.tasks.count_documents(small_ones) == SMALL, message="the small tasks")
-            assert bench.count("SUCCESS") == SMALL
-            release.set()
-            await until(lambda: bench.count("SUCCESS") == LARGE + SMALL, message="all tasks")
-            assert bench.tasks.count_documents({"task_state.worker_states": {"$size": 1}}) == LARGE + SMALL
-
-    asyncio.run(scenario())
+        bench.worker.parts.sender._pace.read = noted  # type: ignore[method-assign]
+        await _publish(bench.client, range(LARGE), "large")
+        bench.worker.parts.slots.set_concurrency(8)
+        await until(lambda: sizes, message="the first large tasks are read")
+        bench.worker.parts.slots.set_concurrency(LARGE + 8)
+        await bench.client.publish_many([TaskSpec("small", {}, key=str(number)) for number in range(SMALL)])
+        small_ones = {"name": "small", "task_state.status": "SUCCESS"}
+        await until(lambda: bench.tasks.count_documents(small_ones) == SMALL, message="the small tasks")
+        assert bench.count("SUCCESS") == SMALL
+        release.set()
+        await until(lambda: bench.count("SUCCESS") == LARGE + SMALL, message="all tasks")
+        assert bench.tasks.count_documents({"task_state.worker_states": {"$size": 1}}) == LARGE + SMALL
     after_the_first = [size for _, size in sizes[1:]]
     assert after_the_first
     assert max(after_the_first) <= slots._MAX_BYTES + MB

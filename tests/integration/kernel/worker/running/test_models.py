@@ -14,8 +14,7 @@ from mtask import App, Context, TaskSpec
 from mtask.app.middleware import FinishCall, RunCall
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import StoredTask, Task
-from tests.integration.worker_harness import Bench, working
-from tests.mongo import Client
+from tests.integration.worker_harness import Bench, Working
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,9 +50,7 @@ async def _run(bench: Bench, name: str, params: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_usual_handlers_have_no_model_made(
-    mongo_uri: str, database_name: str, mongo: Client, made: list[str], count: int
-) -> None:
+async def test_usual_handlers_have_no_model_made(working: Working, made: list[str], count: int) -> None:
     app, seen = App(), []
 
     @app.task
@@ -74,22 +71,17 @@ def test_usual_handlers_have_no_model_made(
     def in_a_thread(text: str) -> str:
         return text
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await _run(bench, "nothing", None, count)
-            await _run(bench, "typed", {"point": {"x": 1}, "at": MOMENT, "tags": ["a"]}, count)
-            await _run(bench, "about", {}, count)
-            await _run(bench, "in_a_thread", {"text": "x"}, count)
-            assert made == []
-            assert seen == [(Point(x=1), MOMENT, ["a"])] * count
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await _run(bench, "nothing", None, count)
+        await _run(bench, "typed", {"point": {"x": 1}, "at": MOMENT, "tags": ["a"]}, count)
+        await _run(bench, "about", {}, count)
+        await _run(bench, "in_a_thread", {"text": "x"}, count)
+        assert made == []
+        assert seen == [(Point(x=1), MOMENT, ["a"])] * count
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_task_that_is_read_is_the_one_that_was_claimed(
-    mongo_uri: str, database_name: str, mongo: Client, made: list[str], count: int
-) -> None:
+async def test_task_that_is_read_is_the_one_that_was_claimed(working: Working, made: list[str], count: int) -> None:
     app = App()
     tasks: dict[str, list[Task]] = {"later": [], "in_threads": []}
 
@@ -102,27 +94,22 @@ def test_task_that_is_read_is_the_one_that_was_claimed(
     def in_threads(context: Context, at: datetime) -> None:
         tasks["in_threads"].append(context.task)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            for name in ("later", "in_threads"):
-                made.clear()
-                await _run(bench, name, {"at": MOMENT}, count)
-                assert sorted(made) == sorted(f"{name}:{key}" for key in range(count))
-            for task in [*tasks["later"], *tasks["in_threads"]]:
-                stored = bench.state(task.id)
-                (run,) = stored["worker_states"]
-                assert task.params == {"at": MOMENT}
-                assert task.task_state.create_time == stored["create_time"]
-                assert task.task_state.create_time.tzinfo is not None
-                assert task.status is TaskStatus.RUNNING
-                assert (task.runs[0].run_id, task.runs[0].claim_time) == (run["run_id"], run["claim_time"])
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        for name in ("later", "in_threads"):
+            made.clear()
+            await _run(bench, name, {"at": MOMENT}, count)
+            assert sorted(made) == sorted(f"{name}:{key}" for key in range(count))
+        for task in [*tasks["later"], *tasks["in_threads"]]:
+            stored = bench.state(task.id)
+            (run,) = stored["worker_states"]
+            assert task.params == {"at": MOMENT}
+            assert task.task_state.create_time == stored["create_time"]
+            assert task.task_state.create_time.tzinfo is not None
+            assert task.status is TaskStatus.RUNNING
+            assert (task.runs[0].run_id, task.runs[0].claim_time) == (run["run_id"], run["claim_time"])
 
 
-def test_params_that_middleware_changes_in_place_are_those_of_the_handler(
-    mongo_uri: str, database_name: str, mongo: Client
-) -> None:
+async def test_params_that_middleware_changes_in_place_are_those_of_the_handler(working: Working) -> None:
     app, seen, ends = App(), [], []
 
     @app.middleware
@@ -139,11 +126,8 @@ def test_params_that_middleware_changes_in_place_are_those_of_the_handler(
     async def work(**params: Any) -> None:
         seen.append(params)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await _run(bench, "work", {"at": MOMENT}, 1)
-            expected = {"at": MOMENT, "more": True}
-            assert seen == [expected]
-            assert ends == [("work:0", expected)]
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await _run(bench, "work", {"at": MOMENT}, 1)
+        expected = {"at": MOMENT, "more": True}
+        assert seen == [expected]
+        assert ends == [("work:0", expected)]

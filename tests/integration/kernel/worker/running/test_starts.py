@@ -23,8 +23,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.running.run import Order
 from tests.integration.kernel.worker.running.starts import Watch, release
-from tests.integration.worker_harness import Bench, between, working
-from tests.mongo import Client as Mongo
+from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import until
 
 COUNT = 60
@@ -37,8 +36,8 @@ def overtaken(starts: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.005, 0.02])
-def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client, seconds: float
+async def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
+    working: Working, client: Client, seconds: float
 ) -> None:
     app, starts = App(), list[int]()
 
@@ -50,18 +49,15 @@ def test_tasks_start_by_priority_and_at_most_those_of_the_other_slots_at_once(
     def backlog(label: str) -> list[TaskSpec]:
         return [TaskSpec("slow", {"number": n}, key=f"{label}/{n:03}", priority=n) for n in range(COUNT)]
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            await until(lambda: len(starts) == COUNT, message="all started")
-            assert starts == sorted(starts, reverse=True)
-            for concurrency in (1, 3, 10):
-                starts.clear()
-                await release(bench, backlog(f"{concurrency}"), concurrency)
-                await until(lambda: len(starts) == COUNT, message="all started")
-                assert overtaken(starts) < concurrency, starts
-
     client.publish_many(backlog("slow"))
-    asyncio.run(scenario())
+    async with working(app, concurrency=1) as bench:
+        await until(lambda: len(starts) == COUNT, message="all started")
+        assert starts == sorted(starts, reverse=True)
+        for concurrency in (1, 3, 10):
+            starts.clear()
+            await release(bench, backlog(f"{concurrency}"), concurrency)
+            await until(lambda: len(starts) == COUNT, message="all started")
+            assert overtaken(starts) < concurrency, starts
 
 
 KINDS = ["quick", "quick", "blocking", "twice", "again"]
@@ -116,7 +112,7 @@ def some_tasks(chance: Random) -> list[Task]:
 @settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever_their_kinds(
-    mongo_uri: str, database_name: str, mongo: Mongo, store: SyncStore, seed: int
+    working: Working, store: SyncStore, seed: int
 ) -> None:
     app, runs, watch, chance = App(), list[str](), Watch(), Random(seed)
     store.tasks.delete_many({})  # those of the example before
@@ -150,9 +146,9 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
         await until(lambda: len(runs) == expected, message="all ran")
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             watch.over(bench)
-            between(bench.worker.parts.sender, "claim", after=lose_some_replies)
+            between(bench.store, "claim", after=lose_some_replies)
             for concurrency in (1, 1, 3):
                 await drained_by(bench, concurrency)
 
@@ -161,8 +157,8 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
     assert watch.most_waiting > 1
 
 
-def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities(
-    mongo_uri: str, database_name: str, mongo: Mongo, client: Client
+async def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities(
+    working: Working, client: Client
 ) -> None:
     app, starts = App(), list[str | None]()
 
@@ -174,13 +170,10 @@ def test_tenants_take_turns_among_the_runs_that_wait_too_whatever_the_priorities
         many = [("alfa", 0), ("flood", 9)]
         return [TaskSpec("work", key=f"{round_}/{n}", tenant=t, priority=p) for n in range(COUNT) for t, p in many]
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app, concurrency=1) as bench:
-            for round_ in range(2):  # in the second round, more is claimed ahead
-                starts.clear()
-                await release(bench, backlog(round_), 1)
-                await until(lambda: len(starts) == 2 * COUNT, message="all started")
-                assert all(first != second for first, second in pairwise(starts)), starts
-
     client.set_fair("default")
-    asyncio.run(scenario())
+    async with working(app, concurrency=1) as bench:
+        for round_ in range(2):  # in the second round, more is claimed ahead
+            starts.clear()
+            await release(bench, backlog(round_), 1)
+            await until(lambda: len(starts) == 2 * COUNT, message="all started")
+            assert all(first != second for first, second in pairwise(starts)), starts

@@ -14,7 +14,7 @@ from mtask import App, Context, Fail
 from mtask.errors import LeaseLost
 from mtask.kernel.driver import connect
 from tests.clients import with_options
-from tests.integration.worker_harness import Bench, working
+from tests.integration.worker_harness import Bench, Working, working_on
 from tests.mongo import Client, Document, until
 
 both_kinds = pytest.mark.parametrize("kind", ["async", "plain"])
@@ -82,50 +82,41 @@ def effects(mongo: Client, database_name: str) -> Any:
 
 
 @both_kinds
-def test_slow_statements_that_fill_a_pool_keep_no_ping_no_heartbeat_and_no_claim_waiting(
+async def test_slow_statements_that_fill_a_pool_keep_no_ping_no_heartbeat_and_no_claim_waiting(
     mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str
 ) -> None:
     small = with_options(mongo_uri, "maxPoolSize=4")
     interval = timedelta(milliseconds=200)
-
-    async def scenario() -> None:
-        app = depositing(database_name)
-        async with working(small, database_name, mongo, app, heartbeat_interval=interval) as bench:
-            await bench.client.publish("hold", key="held", ping_interval_ms=200, worker_timeout_ms=4_000)
-            await bench.status("hold:held", "RUNNING")
-            with slow(bench, "insert", 8.0):
-                for number in range(4):
-                    await bench.client.publish(f"deposit_{kind}", {}, key=f"{number}")
-                await until(lambda: under_way(bench, "insert") == 4, message="the pool is full")
-
-                def seen() -> tuple[Any, Any]:
-                    (run,) = bench.state("hold:held")["worker_states"]
-                    beaten = bench.registry.find_one({"_id": "w1"})
-                    assert beaten is not None
-                    return run["ping_expire_time"], beaten["heartbeat_time"]
-
-                for _ in range(2):
-                    lease, beat = seen()
-                    await until(lambda lease=lease, beat=beat: seen()[0] > lease and seen()[1] > beat)  # type: ignore[misc]
-                await bench.client.publish("work", key="beside")
-                await bench.status("work:beside", "SUCCESS")
-                assert under_way(bench, "insert") == 4, "all of it came while the pool was full"
+    app = depositing(database_name)
+    async with working_on(small, database_name, mongo, app, heartbeat_interval=interval) as bench:
+        await bench.client.publish("hold", key="held", ping_interval_ms=200, worker_timeout_ms=4_000)
+        await bench.status("hold:held", "RUNNING")
+        with slow(bench, "insert", 8.0):
             for number in range(4):
-                await bench.status(f"deposit_{kind}:{number}", "SUCCESS")
-            assert effects.count_documents({}) == 4
-            assert [run["status"] for run in bench.state("hold:held")["worker_states"]] == ["RUNNING"]
+                await bench.client.publish(f"deposit_{kind}", {}, key=f"{number}")
+            await until(lambda: under_way(bench, "insert") == 4, message="the pool is full")
 
-    asyncio.run(scenario())
+            def seen() -> tuple[Any, Any]:
+                (run,) = bench.state("hold:held")["worker_states"]
+                beaten = bench.registry.find_one({"_id": "w1"})
+                assert beaten is not None
+                return run["ping_expire_time"], beaten["heartbeat_time"]
+
+            for _ in range(2):
+                lease, beat = seen()
+                await until(lambda lease=lease, beat=beat: seen()[0] > lease and seen()[1] > beat)  # type: ignore[misc]
+            await bench.client.publish("work", key="beside")
+            await bench.status("work:beside", "SUCCESS")
+            assert under_way(bench, "insert") == 4, "all of it came while the pool was full"
+        for number in range(4):
+            await bench.status(f"deposit_{kind}:{number}", "SUCCESS")
+        assert effects.count_documents({}) == 4
+        assert [run["status"] for run in bench.state("hold:held")["worker_states"]] == ["RUNNING"]
 
 
 @both_kinds
-def test_statement_that_takes_longer_than_the_engines_socket_timeout_succeeds(
-    mongo_uri: str,
-    database_name: str,
-    mongo: Client,
-    effects: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+async def test_statement_that_takes_longer_than_the_engines_socket_timeout_succeeds(
+    working: Working, database_name: str, effects: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     for maker in ("sync_store", "async_store"):
         made = getattr(connect, maker)
@@ -135,57 +126,46 @@ def test_statement_that_takes_longer_than_the_engines_socket_timeout_succeeds(
             return made(*args, **options, **({"socketTimeoutMS": 500} if is_quiet else {}))
 
         monkeypatch.setattr(connect, maker, impatient)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
-            with slow(bench, "insert", 1.5):
-                await bench.client.publish(f"deposit_{kind}", {}, key="1", max_unexpected_retries=0)
-                state = await bench.status(f"deposit_{kind}:1", "SUCCESS")
-            assert [run["status"] for run in state["worker_states"]] == ["SUCCESS"], "no conflict"
-
-    asyncio.run(scenario())
+    async with working(depositing(database_name)) as bench:
+        with slow(bench, "insert", 1.5):
+            await bench.client.publish(f"deposit_{kind}", {}, key="1", max_unexpected_retries=0)
+            state = await bench.status(f"deposit_{kind}:1", "SUCCESS")
+        assert [run["status"] for run in state["worker_states"]] == ["SUCCESS"], "no conflict"
 
 
-def test_commit_that_is_not_answered_is_waited_for_no_longer_than_the_lease(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any
+async def test_commit_that_is_not_answered_is_waited_for_no_longer_than_the_lease(
+    working: Working, database_name: str, effects: Any
 ) -> None:
     ended: list[str] = []
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, depositing(database_name, ended)) as bench:
-            with slow(bench, "commitTransaction", 5.0):
-                await bench.client.publish("deposit_plain", {}, key="1", ping_interval_ms=500, worker_timeout_ms=1_500)
-                await until(lambda: under_way(bench, "commitTransaction"), message="the commit is under way")
-                await until(lambda: ended, message="the handler hears of it")
-                assert under_way(bench, "commitTransaction"), "long before the server answers"
-            await bench.status("deposit_plain:1", "SUCCESS")
-            assert effects.count_documents({}) == 1
-
-    asyncio.run(scenario())
+    async with working(depositing(database_name, ended)) as bench:
+        with slow(bench, "commitTransaction", 5.0):
+            await bench.client.publish("deposit_plain", {}, key="1", ping_interval_ms=500, worker_timeout_ms=1_500)
+            await until(lambda: under_way(bench, "commitTransaction"), message="the commit is under way")
+            await until(lambda: ended, message="the handler hears of it")
+            assert under_way(bench, "commitTransaction"), "long before the server answers"
+        await bench.status("deposit_plain:1", "SUCCESS")
+        assert effects.count_documents({}) == 1
 
 
 @both_kinds
-def test_session_of_an_aborted_transaction_serves_no_other_run(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str
+async def test_session_of_an_aborted_transaction_serves_no_other_run(
+    working: Working, database_name: str, effects: Any, kind: str
 ) -> None:
-    async def scenario() -> None:
-        name = f"deposit_{kind}"
-        async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
-            named = []
-            for number in range(6):
-                is_last = number > 3
-                await bench.client.publish(name, {"fails": not is_last}, key=f"{number}")
-                state = await bench.status(f"{name}:{number}", "SUCCESS" if is_last else "FAIL")
-                await bench.at_rest()  # the worker has its session back a moment after the commit
-                named.append(state["worker_states"][0]["session_id"])
-            assert len(set(named[:5])) == 5, "each aborted one was for its run alone"
-            assert named[5] == named[4], "one whose run has committed in time is used again"
-
-    asyncio.run(scenario())
+    name = f"deposit_{kind}"
+    async with working(depositing(database_name)) as bench:
+        named = []
+        for number in range(6):
+            is_last = number > 3
+            await bench.client.publish(name, {"fails": not is_last}, key=f"{number}")
+            state = await bench.status(f"{name}:{number}", "SUCCESS" if is_last else "FAIL")
+            await bench.at_rest()  # the worker has its session back a moment after the commit
+            named.append(state["worker_states"][0]["session_id"])
+        assert len(set(named[:5])) == 5, "each aborted one was for its run alone"
+        assert named[5] == named[4], "one whose run has committed in time is used again"
 
 
-def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, monkeypatch: pytest.MonkeyPatch
+async def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
+    working: Working, database_name: str, effects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     for maker in ("sync_store", "async_store"):
@@ -196,25 +176,19 @@ def test_worker_makes_the_clients_for_transactions_when_the_first_one_begins(
             return make(*args, **options)
 
         monkeypatch.setattr(connect, maker, counted)
-
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
-            await bench.client.publish("work", key="1")
-            await bench.status("work:1", "SUCCESS")
-            made.clear()
-            for kind, maker in (("async", "async_store"), ("plain", "sync_store")):
-                for number in range(2):
-                    await bench.client.publish(f"deposit_{kind}", {}, key=f"{number}")
-                    await bench.status(f"deposit_{kind}:{number}", "SUCCESS")
-                assert made.count(maker) == 1
-            assert len(made) == 2
-
-    asyncio.run(scenario())
+    async with working(depositing(database_name)) as bench:
+        await bench.client.publish("work", key="1")
+        await bench.status("work:1", "SUCCESS")
+        made.clear()
+        for kind, factory in (("async", "async_store"), ("plain", "sync_store")):
+            for number in range(2):
+                await bench.client.publish(f"deposit_{kind}", {}, key=f"{number}")
+                await bench.status(f"deposit_{kind}:{number}", "SUCCESS")
+            assert made.count(factory) == 1
+        assert len(made) == 2
 
 
-def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any
-) -> None:
+def test_plain_handler_that_outlives_its_worker_begins_no_transaction(working: Working, effects: Any) -> None:
     app, raised, has_begun = App(), [], []
     gate = asyncio.Event()
 
@@ -231,7 +205,7 @@ def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
             raised.append(1)
 
     async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
+        async with working(app) as bench:
             await bench.client.publish("late", key="1")
             await until(lambda: has_begun)
             bench.worker.stop()
@@ -245,25 +219,22 @@ def test_plain_handler_that_outlives_its_worker_begins_no_transaction(
 
 
 @both_kinds
-def test_callback_of_a_run_that_a_transaction_has_ended_waits_for_no_scan(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str
+async def test_callback_of_a_run_that_a_transaction_has_ended_waits_for_no_scan(
+    working: Working, database_name: str, effects: Any, kind: str
 ) -> None:
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, depositing(database_name)) as bench:
-            bench.stop_scans()
-            name = f"deposit_{kind}"
-            await bench.client.publish(name, {}, key="1", callback={"url": "https://hooks.example.com/"})
-            await bench.status(f"{name}:1", "SUCCESS")
-            deliveries = {"name": "mtask/callback"}
-            await until(lambda: bench.tasks.count_documents(deliveries) == 1, 30.0, "its delivery is published")
-
-    asyncio.run(scenario())
+    async with working(depositing(database_name)) as bench:
+        bench.stop_scans()
+        name = f"deposit_{kind}"
+        await bench.client.publish(name, {}, key="1", callback={"url": "https://hooks.example.com/"})
+        await bench.status(f"{name}:1", "SUCCESS")
+        deliveries = {"name": "mtask/callback"}
+        await until(lambda: bench.tasks.count_documents(deliveries) == 1, 30.0, "its delivery is published")
 
 
 @both_kinds
 @pytest.mark.parametrize("how", ["abort_transaction", "commit_transaction", "end_session"])
-def test_handler_that_ends_its_transaction_itself_fails(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str, how: str
+async def test_handler_that_ends_its_transaction_itself_fails(
+    working: Working, database_name: str, effects: Any, kind: str, how: str
 ) -> None:
     app = App()
 
@@ -279,22 +250,19 @@ def test_handler_that_ends_its_transaction_itself_fails(
             session.client[database_name]["effects"].insert_one({}, session=session)
             getattr(session, how)()
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(f"end_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
-            state = await bench.status(f"end_{kind}:1", "FAIL")
-            assert [run["status"] for run in state["worker_states"]] == ["FAIL", "FAIL"]
-            assert "has ended its transaction itself" in state["worker_states"][0]["fail_reason"]
-            assert effects.count_documents({}) == (2 if how == "commit_transaction" else 0)
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish(f"end_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
+        state = await bench.status(f"end_{kind}:1", "FAIL")
+        assert [run["status"] for run in state["worker_states"]] == ["FAIL", "FAIL"]
+        assert "has ended its transaction itself" in state["worker_states"][0]["fail_reason"]
+        assert effects.count_documents({}) == (2 if how == "commit_transaction" else 0)
+        await bench.at_rest()
 
 
 @both_kinds
 @pytest.mark.parametrize("how", ["abort_transaction", "commit_transaction"])
-def test_handler_that_begins_another_transaction_on_its_session_fails(
-    mongo_uri: str, database_name: str, mongo: Client, effects: Any, kind: str, how: str
+async def test_handler_that_begins_another_transaction_on_its_session_fails(
+    working: Working, database_name: str, effects: Any, kind: str, how: str
 ) -> None:
     app = App()
 
@@ -314,13 +282,10 @@ def test_handler_that_begins_another_transaction_on_its_session_fails(
             session.start_transaction()
             session.client[database_name]["effects"].insert_one({"of": "second"}, session=session)
 
-    async def scenario() -> None:
-        async with working(mongo_uri, database_name, mongo, app) as bench:
-            await bench.client.publish(f"begin_{kind}", key="1", max_unexpected_retries=0)
-            (run,) = (await bench.status(f"begin_{kind}:1", "FAIL"))["worker_states"]
-            assert "has ended its transaction itself" in run["fail_reason"]
-            written = [effect["of"] for effect in effects.find()]
-            assert written == (["first"] if how == "commit_transaction" else []), "nothing of the second"
-            await bench.at_rest()
-
-    asyncio.run(scenario())
+    async with working(app) as bench:
+        await bench.client.publish(f"begin_{kind}", key="1", max_unexpected_retries=0)
+        (run,) = (await bench.status(f"begin_{kind}:1", "FAIL"))["worker_states"]
+        assert "has ended its transaction itself" in run["fail_reason"]
+        written = [effect["of"] for effect in effects.find()]
+        assert written == (["first"] if how == "commit_transaction" else []), "nothing of the second"
+        await bench.at_rest()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.worker.process.counts import due_since
+from tests import build
 
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -19,23 +19,12 @@ def at(seconds: float) -> datetime:
 
 
 def run(status: str, claim: float, **given: Any) -> dict[str, Any]:
-    fixed = {"run_id": f"r{claim}", "worker_id": "w", "attempt": 1, "status": status, "claim_time": at(claim)}
-    return {**fixed, "ping_expire_time": at(claim + 30), **given}
+    return build.run(status, at(claim), at(claim + 30), run_id=f"r{claim}") | given
 
 
 def task(*runs: dict[str, Any], **state: Any) -> StoredTask:
-    given = {"status": "RUNNING", "create_time": CREATED, "failed_cnt": 0, "cancel_requested": False, **state}
-    return StoredTask.model_validate(
-        {
-            "_id": "n:k",
-            "name": "n",
-            "key": "k",
-            "queue": "q",
-            "task_option": TaskOption().stored(),
-            "task_state": {**given, "next_preempt_time": at(999), "worker_states": list(runs)},
-            "schema_version": 1,
-        }
-    )
+    made = {"status": "RUNNING", "next_preempt_time": at(999), **state}
+    return StoredTask.model_validate(build.task("n:k", *runs, time=CREATED, state=made))
 
 
 NOW = run("RUNNING", 100)

@@ -43,28 +43,22 @@ async def broken(events: list[str]) -> None:
     raise ValueError("broken")
 
 
-def test_start_is_told_once_after_the_first_lines_of_the_handler() -> None:
-    async def scenario() -> None:
-        call, events = begun(simple)
-        assert await call == "value"
-        assert events == ["first line", "told"]
-        call, events = begun(long)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert events == ["first line", "told", "next step"]
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert events == ["first line", "told", "next step", "cancelled"]
-
-    asyncio.run(scenario())
+async def test_start_is_told_once_after_the_first_lines_of_the_handler() -> None:
+    call, events = begun(simple)
+    assert await call == "value"
+    assert events == ["first line", "told"]
+    call, events = begun(long)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert events == ["first line", "told", "next step"]
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert events == ["first line", "told", "next step", "cancelled"]
 
 
-def test_start_of_a_handler_that_raises_at_once_is_told() -> None:
-    async def scenario() -> None:
-        call, events = begun(broken)
-        with pytest.raises(ValueError, match="broken"):
-            await call
-        assert events == ["first line", "told"]
-
-    asyncio.run(scenario())
+async def test_start_of_a_handler_that_raises_at_once_is_told() -> None:
+    call, events = begun(broken)
+    with pytest.raises(ValueError, match="broken"):
+        await call
+    assert events == ["first line", "told"]

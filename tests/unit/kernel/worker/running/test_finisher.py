@@ -56,62 +56,39 @@ def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
     return run, Outcome(name, name, status, **cast(Any, reason))
 
 
+async def _is_written_beside(flowing: Ended, other: Ended) -> bool:
+    """Whether one ending is written while endings of another status flow without end."""
+    written: list[str] = []
+    is_over = asyncio.Event()
+
+    class Pinger:
+        def release(self, run: Any) -> None:
+            written.append(run.run_id)
+            if "other" in written or len(written) > _MANY:
+                is_over.set()
+            else:  # one more for each that was written: some always wait
+                finisher.submit(*_ended(f"next-{len(written)}", flowing))
+
+        def release_all(self, runs: Iterable[Any]) -> None:
+            for run in runs:
+                self.release(run)
+
+    finisher = Finisher(_scope(), cast(Any, Pinger()), None, [], successes({}))
+    for number in range(20):
+        finisher.submit(*_ended(f"first-{number}", flowing))
+    await asyncio.sleep(0)  # their group is under way
+    finisher.submit(*_ended("next", flowing))
+    finisher.submit(*_ended("other", other))
+    await is_over.wait()
+    found = "other" in written
+    await finisher.drain()
+    return found
+
+
 @pytest.mark.parametrize("status", [RunStatus.FAIL, RunStatus.CANCELED])
-def test_other_endings_are_written_while_successes_flow_without_end(status: Ended) -> None:
-    async def scenario() -> None:
-        written: list[str] = []
-        is_over = asyncio.Event()
-
-        class Pinger:
-            def release(self, run: Any) -> None:
-                written.append(run.run_id)
-                if "other" in written or len(written) > _MANY:
-                    is_over.set()
-                else:  # one more success for each that was written: some always wait
-                    finisher.submit(*_ended(f"next-{len(written)}", RunStatus.SUCCESS))
-
-            def release_all(self, runs: Iterable[Any]) -> None:
-                for run in runs:
-                    self.release(run)
-
-        finisher = Finisher(_scope(), cast(Any, Pinger()), None, [], successes({}))
-        for number in range(20):
-            finisher.submit(*_ended(f"first-{number}", RunStatus.SUCCESS))
-        await asyncio.sleep(0)  # their group is under way
-        finisher.submit(*_ended("next", RunStatus.SUCCESS))
-        finisher.submit(*_ended("other", status))
-        await is_over.wait()
-        assert "other" in written
-        await finisher.drain()
-
-    asyncio.run(scenario())
+async def test_other_endings_are_written_while_successes_flow_without_end(status: Ended) -> None:
+    assert await _is_written_beside(RunStatus.SUCCESS, status)
 
 
-def test_successes_are_written_while_other_endings_flow_without_end() -> None:
-    async def scenario() -> None:
-        written: list[str] = []
-        is_over = asyncio.Event()
-
-        class Pinger:
-            def release(self, run: Any) -> None:
-                written.append(run.run_id)
-                if "success" in written or len(written) > _MANY:
-                    is_over.set()
-                else:
-                    finisher.submit(*_ended(f"next-{len(written)}", RunStatus.FAIL))
-
-            def release_all(self, runs: Iterable[Any]) -> None:
-                for run in runs:
-                    self.release(run)
-
-        finisher = Finisher(_scope(), cast(Any, Pinger()), None, [], successes({}))
-        for number in range(20):
-            finisher.submit(*_ended(f"first-{number}", RunStatus.FAIL))
-        await asyncio.sleep(0)
-        finisher.submit(*_ended("next", RunStatus.FAIL))
-        finisher.submit(*_ended("success", RunStatus.SUCCESS))
-        await is_over.wait()
-        assert "success" in written
-        await finisher.drain()
-
-    asyncio.run(scenario())
+async def test_successes_are_written_while_other_endings_flow_without_end() -> None:
+    assert await _is_written_beside(RunStatus.FAIL, RunStatus.SUCCESS)

@@ -10,7 +10,7 @@ from mtask.kernel.worker.running import claim as landings
 from mtask.kernel.worker.running.claim import Landings
 
 
-def test_a_claim_lands_after_those_that_began_earlier() -> None:
+async def test_a_claim_lands_after_those_that_began_earlier() -> None:
     landed: list[str] = []
 
     async def claim(name: str, all_claims: Landings, reply: asyncio.Event) -> None:
@@ -19,34 +19,26 @@ def test_a_claim_lands_after_those_that_began_earlier() -> None:
             await all_claims.wait_for_earlier(number, took=100.0)
             landed.append(name)
 
-    async def scenario() -> None:
-        all_claims, replies = Landings(), {name: asyncio.Event() for name in "abc"}
-        claims = [asyncio.ensure_future(claim(name, all_claims, reply)) for name, reply in replies.items()]
-        for name in "cba":
-            await asyncio.sleep(0)
-            assert not landed
-            replies[name].set()
-        await asyncio.gather(*claims)
-
-    asyncio.run(scenario())
+    all_claims, replies = Landings(), {name: asyncio.Event() for name in "abc"}
+    claims = [asyncio.ensure_future(claim(name, all_claims, reply)) for name, reply in replies.items()]
+    for name in "cba":
+        await asyncio.sleep(0)
+        assert not landed
+        replies[name].set()
+    await asyncio.gather(*claims)
     assert landed == ["a", "b", "c"]
 
 
-def test_a_claim_without_a_reply_holds_up_no_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_without_a_reply_holds_up_no_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landings, "_LEAST_LANDING_WAIT", 0.01)
-
-    async def scenario() -> None:
-        claims = Landings()
+    claims = Landings()
+    async with asyncio.timeout(60):
         with claims.begin(), claims.begin() as number:
             await claims.wait_for_earlier(number, took=0.001)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
 
-
-def test_a_claim_waits_for_no_later_one() -> None:
-    async def scenario() -> None:
-        claims = Landings()
+async def test_a_claim_waits_for_no_later_one() -> None:
+    claims = Landings()
+    async with asyncio.timeout(60):
         with claims.begin() as number, claims.begin():
             await claims.wait_for_earlier(number, took=1e6)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))

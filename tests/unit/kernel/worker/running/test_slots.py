@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -63,61 +63,48 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return put
 
 
-def in_loop(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scenario())
-
-
-def test_a_free_slot_starts_the_run_of_the_highest_priority_whichever_claim_brought_it(
+async def test_a_free_slot_starts_the_run_of_the_highest_priority_whichever_claim_brought_it(
     clock: Callable[[float], None],
 ) -> None:
-    async def scenario() -> None:
-        stage = Stage(2)
-        stage.add(Run("c", 1), Run("d", 0), Run("a", 3))
-        stage.add(Run("b", 2), Run("e", 0))
-        assert (stage.started, stage.slots.free_cnt) == (["a", "c"], 2 - 1 - 2 - 3)
-        for _ in range(3):
-            stage.slots.free()
-        assert stage.started == ["a", "c", "b", "d", "e"]
-        assert (stage.slots.free_cnt, stage.handed_back) == (-1, [])
-        stage.slots.close()
-
-    in_loop(scenario)
+    stage = Stage(2)
+    stage.add(Run("c", 1), Run("d", 0), Run("a", 3))
+    stage.add(Run("b", 2), Run("e", 0))
+    assert (stage.started, stage.slots.free_cnt) == (["a", "c"], 2 - 1 - 2 - 3)
+    for _ in range(3):
+        stage.slots.free()
+    assert stage.started == ["a", "c", "b", "d", "e"]
+    assert (stage.slots.free_cnt, stage.handed_back) == (-1, [])
+    stage.slots.close()
 
 
-def test_run_that_has_waited_longest_is_handed_back_first_though_it_would_start_first_or_last(
+async def test_run_that_has_waited_longest_is_handed_back_first_though_it_would_start_first_or_last(
     clock: Callable[[float], None],
 ) -> None:
-    async def scenario() -> None:
-        stage, late = Stage(0), NOW + PATIENCE / 2
-        stage.add(Run("old, low", -1), Run("old, high", 9))
-        clock(late)
-        stage.add(Run("new", 5), now=late)
-        stage.add(Run("newest", 9), now=NOW + PATIENCE)
-        clock(NOW + PATIENCE)
-        stage.slots._lose_patience(NOW + PATIENCE)
-        assert sorted(stage.handed_back) == ["old, high", "old, low"]
-        timer = stage.slots._impatience  # it waits for the oldest run, and not for the one that starts next
-        assert timer is not None
-        assert timer.when() - asyncio.get_running_loop().time() <= PATIENCE / 2
-        stage.slots.set_concurrency(2)
-        assert stage.started == ["newest", "new"]
-        stage.slots.close()
-
-    in_loop(scenario)
+    stage, late = Stage(0), NOW + PATIENCE / 2
+    stage.add(Run("old, low", -1), Run("old, high", 9))
+    clock(late)
+    stage.add(Run("new", 5), now=late)
+    stage.add(Run("newest", 9), now=NOW + PATIENCE)
+    clock(NOW + PATIENCE)
+    stage.slots._lose_patience(NOW + PATIENCE)
+    assert sorted(stage.handed_back) == ["old, high", "old, low"]
+    timer = stage.slots._impatience  # it waits for the oldest run, and not for the one that starts next
+    assert timer is not None
+    assert timer.when() - asyncio.get_running_loop().time() <= PATIENCE / 2
+    stage.slots.set_concurrency(2)
+    assert stage.started == ["newest", "new"]
+    stage.slots.close()
 
 
-def test_what_has_ended_lost_its_lease_or_meets_a_stop_is_handed_back(clock: Callable[[float], None]) -> None:
-    async def scenario() -> None:
-        stage = Stage(0)
-        canceled, lost = Run("canceled", 9), Run("lost", 8)
-        stage.add(canceled, lost, Run("c", 1), Run("b", 2))
-        canceled.end(EndReason.CANCELED)
-        lost.is_lease_valid = False
-        stage.slots.set_concurrency(1)
-        assert (stage.started, stage.handed_back) == (["b"], ["canceled", "lost"])
-        stage.slots.stop()
-        stage.add(Run("late"))
-        assert (stage.started, stage.handed_back) == (["b"], ["canceled", "lost", "c", "late"])
-        stage.slots.close()
-
-    in_loop(scenario)
+async def test_what_has_ended_lost_its_lease_or_meets_a_stop_is_handed_back(clock: Callable[[float], None]) -> None:
+    stage = Stage(0)
+    canceled, lost = Run("canceled", 9), Run("lost", 8)
+    stage.add(canceled, lost, Run("c", 1), Run("b", 2))
+    canceled.end(EndReason.CANCELED)
+    lost.is_lease_valid = False
+    stage.slots.set_concurrency(1)
+    assert (stage.started, stage.handed_back) == (["b"], ["canceled", "lost"])
+    stage.slots.stop()
+    stage.add(Run("late"))
+    assert (stage.started, stage.handed_back) == (["b"], ["canceled", "lost", "c", "late"])
+    stage.slots.close()

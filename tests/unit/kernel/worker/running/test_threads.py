@@ -41,19 +41,15 @@ async def _result(threads: Threads, call: Callable[[], Any]) -> tuple[Any, BaseE
     return made.take()
 
 
-def test_call_gives_what_it_returns_and_is_made_in_the_callers_context_in_another_thread() -> None:
+async def test_call_gives_what_it_returns_and_is_made_in_the_callers_context_in_another_thread() -> None:
     color = contextvars.ContextVar("color", default="none")
-
-    async def scenario() -> None:
-        threads = Threads(NAME)
-        color.set("red")
-        assert await _result(threads, lambda: (color.get(), threading.current_thread().name)) == (
-            ("red", f"{NAME}-0"),
-            None,
-        )
-        threads.close()
-
-    asyncio.run(scenario())
+    threads = Threads(NAME)
+    color.set("red")
+    assert await _result(threads, lambda: (color.get(), threading.current_thread().name)) == (
+        ("red", f"{NAME}-0"),
+        None,
+    )
+    threads.close()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration(1)])
@@ -86,69 +82,56 @@ def test_calls_run_beside_each_other_and_threads_are_used_again() -> None:
     asyncio.run(scenario())
 
 
-def test_every_one_of_many_ends_is_heard_of() -> None:
-    async def scenario() -> None:
-        threads = Threads(NAME)
-        for size in (1, 2, 3, 50):
-            for _ in range(200):
-                made = [threads.start(int) for _ in range(size)]
-                await asyncio.wait_for(asyncio.gather(*(call.future for call in made)), 20)
-        threads.close()
-
-    asyncio.run(scenario())
+async def test_every_one_of_many_ends_is_heard_of() -> None:
+    threads = Threads(NAME)
+    for size in (1, 2, 3, 50):
+        for _ in range(200):
+            made = [threads.start(int) for _ in range(size)]
+            await asyncio.wait_for(asyncio.gather(*(call.future for call in made)), 20)
+    threads.close()
 
 
-def test_end_of_a_call_that_nobody_waits_for_is_told() -> None:
-    async def scenario() -> None:
-        threads, gate, told = Threads(NAME), threading.Event(), asyncio.Event()
-        made = threads.start(gate.wait)
-        made.future.cancel()
-        assert not told.is_set()
-        made.when_over(told.set)
-        gate.set()
-        await asyncio.wait_for(told.wait(), 20)
-        assert made.is_over
-        threads.close()
-
-    asyncio.run(scenario())
+async def test_end_of_a_call_that_nobody_waits_for_is_told() -> None:
+    threads, gate, told = Threads(NAME), threading.Event(), asyncio.Event()
+    made = threads.start(gate.wait)
+    made.future.cancel()
+    assert not told.is_set()
+    made.when_over(told.set)
+    gate.set()
+    await asyncio.wait_for(told.wait(), 20)
+    assert made.is_over
+    threads.close()
 
 
-def test_call_that_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_that_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-
-    async def scenario() -> None:
-        threads, gate = Threads(NAME), threading.Event()
-        first = threads.start(gate.wait)
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", _refuse)
-            late = threads.start(lambda: begun.append("late"))
-            still = threads.start(lambda: begun.append("still"))
-        late.future.cancel()
-        gate.set()
-        await asyncio.wait_for(asyncio.gather(first.future, still.future), 20)
-        threads.close()
-
-    asyncio.run(scenario())
+    threads, gate = Threads(NAME), threading.Event()
+    first = threads.start(gate.wait)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _refuse)
+        late = threads.start(lambda: begun.append("late"))
+        still = threads.start(lambda: begun.append("still"))
+    late.future.cancel()
+    gate.set()
+    await asyncio.wait_for(asyncio.gather(first.future, still.future), 20)
+    threads.close()
     assert begun == ["still"]
 
 
-def test_what_an_abandoned_call_raises_is_let_go() -> None:
-    async def scenario() -> None:
-        threads, gate, told = Threads(NAME), threading.Event(), asyncio.Event()
+async def test_what_an_abandoned_call_raises_is_let_go() -> None:
+    threads, gate, told = Threads(NAME), threading.Event(), asyncio.Event()
 
-        def fail() -> None:
-            gate.wait()
-            raise ValueError("nobody hears of it")
+    def fail() -> None:
+        gate.wait()
+        raise ValueError("nobody hears of it")
 
-        made = threads.start(fail)
-        made.future.cancel()
-        made.when_over(told.set)
-        gate.set()
-        await asyncio.wait_for(told.wait(), 20)
-        assert made.take() == (None, None)
-        threads.close()
-
-    asyncio.run(scenario())
+    made = threads.start(fail)
+    made.future.cancel()
+    made.when_over(told.set)
+    gate.set()
+    await asyncio.wait_for(told.wait(), 20)
+    assert made.take() == (None, None)
+    threads.close()
 
 
 def test_calls_that_end_at_once_take_few_threads() -> None:
@@ -185,20 +168,17 @@ def test_closed_threads_end_each_when_its_call_has() -> None:
     assert _alive() == 0
 
 
-def test_where_no_further_thread_can_be_started_a_call_waits_for_one_that_is_there(
+async def test_where_no_further_thread_can_be_started_a_call_waits_for_one_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        threads, gate = Threads(NAME), threading.Event()
-        first = threads.start(gate.wait)
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", _refuse)
-            second = threads.start(lambda: "second")
-            with pytest.raises(RuntimeError, match="can't start"):
-                Threads(NAME).start(int)
-        gate.set()
-        await asyncio.wait_for(asyncio.gather(first.future, second.future), 20)
-        assert second.take() == ("second", None)
-        threads.close()
-
-    asyncio.run(scenario())
+    threads, gate = Threads(NAME), threading.Event()
+    first = threads.start(gate.wait)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _refuse)
+        second = threads.start(lambda: "second")
+        with pytest.raises(RuntimeError, match="can't start"):
+            Threads(NAME).start(int)
+    gate.set()
+    await asyncio.wait_for(asyncio.gather(first.future, second.future), 20)
+    assert second.take() == ("second", None)
+    threads.close()
