@@ -173,7 +173,7 @@ class TaskSpec:
             start=_start(self.start_time, self.delay, named),
             lookup=_lookup(None if collects else handler, params, self.lookup),
             trace=self.trace or current_trace(),
-            callback=stored_callback(self.callback, tenant),
+            callback=None if self.callback is None else stored_callback(self.callback, tenant),
             tenant=tenant,
         )
 
