@@ -70,10 +70,8 @@ def _iso(instant: datetime) -> str:
 CallbackRef: TypeAlias = Mapping[str, Any] | Callback
 
 
-def stored_callback(given: CallbackRef | None, tenant: str | None = None) -> dict[str, Any] | None:
-    """Return a callback in its stored form, or None; raise InvalidInput. `tenant`: whose task it is of."""
-    if given is None:
-        return None
+def stored_callback(given: CallbackRef, tenant: str | None = None) -> dict[str, Any]:
+    """Return a callback in its stored form; raise InvalidInput. `tenant`: whose task it is of."""
     return given.model_dump(exclude_none=True) if isinstance(given, Callback) else check_callback(given, tenant)
 
 
