@@ -168,7 +168,7 @@ async def working_on(
     """
     given: dict[str, Any] = {"shutdown_timeout": timedelta(seconds=1), **options}
     if encryption is not None:
-        given["features"] = [*given.get("features", ()), encryption]
+        given["encryption"] = encryption
     # A fail point's error makes the driver believe that the server has changed. It asks again after this time.
     own_uri = with_options(uri, "heartbeatFrequencyMS=500")
     worker = Worker(app, WorkerOptions(own_uri, database, worker_id=worker_id, concurrency=concurrency, **given))
