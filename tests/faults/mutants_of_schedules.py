@@ -62,7 +62,7 @@ SCHEDULE_MUTATIONS = (
             Edit(_SCHEDULER, "Scheduler._fire_due",
                  "coming.server_time", 'coming.server_time and datetime.now(__import__("datetime").UTC)'),
         ),
-        ("tests/acceptance/test_20_schedules.py"
+        ("tests/acceptance/test_each_firing_happens_once.py"
          "::test_every_second_by_five_processes_with_wrong_clocks_of_which_one_after_another_is_killed",),
     ),
     Mutation(

@@ -27,7 +27,7 @@ _WORKERS = "mtask/kernel/operations/workers.py"
 _STORE_CLAIMS = "tests/integration/kernel/operations/test_claims.py"
 _CAUGHT = "tests/integration/kernel/worker/test_mutants_caught.py"
 _INSTANTS = "tests/unit/kernel/operations/test_requests_hold_no_instant.py"
-_CLOCKS = "tests/acceptance/test_11_wrong_clocks.py"
+_CLOCKS = "tests/acceptance/test_wrong_clocks_change_nothing.py"
 _PLACES = "tests/integration/kernel/operations/test_index_of_id.py"
 _SIMPLE_PARITY = "tests/parity/test_simple_parity.py"
 
@@ -276,7 +276,7 @@ STORE_MUTATIONS = (
         "worker-id-never-in-use",
         "A second process takes a worker_id while its owner lives.",
         (Edit(_WORKERS, "register", '{"$eq": [{"$type": "$incarnation"}, "missing"]}', "True"),),
-        ("tests/acceptance/test_09_worker_processes.py"
+        ("tests/acceptance/test_worker_processes_are_kept.py"
          "::test_worker_id_of_a_live_process_is_refused_to_another_with_a_clear_error",),
     ),
     # --- clocks ---------------------------------------------------------------------------------------------
