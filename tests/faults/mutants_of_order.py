@@ -263,6 +263,12 @@ ORDER_MUTATIONS = (
         (f"{_WINDOWS_TESTS}::test_what_was_dropped_for_lack_of_room_bounds_what_is_offered",),
     ),
     Mutation(
+        "dropped-queue-counts-as-read",
+        "A queue whose tasks were all dropped right after a scan is not scanned again.",
+        (Edit(_WINDOWS, "Windows._runs_low", "max(row.count, 1)", "row.count"),),
+        (f"{_WINDOWS_TESTS}::test_more_is_wanted_of_a_queue_whose_tasks_were_all_dropped_for_lack_of_room",),
+    ),
+    Mutation(
         "scan-of-tenants-bounds-no-new-row",
         "A fair queue offers the first tasks of a limit_key, though a scan has not come to those before them.",
         (Edit(_WINDOWS, "Windows.push", "bounds.get(lane.tenant, window.bound)", "bound"),),
