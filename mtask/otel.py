@@ -21,8 +21,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mtask.app.app import App
-from mtask.app.middleware import FinishCall, RunCall
-from mtask.app.tracing import FiredTask
+from mtask.app.middleware import FinishCall, FiredTask, RunCall
 from mtask.arguments.publish import TaskSpec, current_trace
 from mtask.errors import InvalidInput, LeaseLost, Retry, RunCanceled
 from mtask.kernel.document.handlers import Around, handler_of

@@ -18,7 +18,7 @@ from benchmarks.measuring.counters import Cost
 from benchmarks.measuring.draining import Backlog, bare_tasks, cost_of
 from benchmarks.measuring.fleet import ROOT
 from benchmarks.measuring.server import NotMeasured, Scratch, Server
-from mtask.kernel.document.buckets import bucket_of
+from mtask.kernel.document.identity import bucket_of
 
 _READY, _GO, _DONE = "ready", "go", "done"
 #: The longest time for which a process may take to end, in seconds.

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
 from mtask.app.hooks import Hooks
-from mtask.app.middleware import Kind, Middleware
-from mtask.app.tracing import Tracer
+from mtask.app.middleware import Kind, Middleware, Tracer
 from mtask.errors import AppNotFound, HandlerError, MtaskError, shown
 from mtask.features.encryption.settings import Encryption
 from mtask.features.schedules.client import Definition, FiringArguments, ScheduleSpec, When, trigger_of

@@ -28,9 +28,9 @@ The middleware that was registered first is the outermost. Without middleware, t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from mtask.arguments.publish import TaskSpec
 from mtask.errors import HandlerError
@@ -185,3 +185,30 @@ def watch_finish(middleware: Sequence[Around[FinishCall]], worker_id: str, run: 
     return watch(
         middleware, FinishCall(run.task, run.run_id, run.attempt, worker_id, status, reason, returns, run.trace)
     )
+
+
+# --- tracing ---------------------------------------------------------------------------------------------
+
+# The seam of tracing: the steps that a tracer observes and for which no middleware is called. See `mtask.otel`.
+
+
+@dataclass(slots=True)
+class FiredTask:
+    """A task that a schedule publishes."""
+
+    task_id: str
+    name: str
+    queue: str
+    schedule_id: str
+    #: The span that publishes the task. The tracer sets it.
+    trace: Trace | None = None
+
+
+class Tracer(Protocol):
+    """Makes the spans of steps for which no middleware of users is called. Its methods are like middleware."""
+
+    def isolated(self, call: RunCall, /) -> Generator[None, None, None]:
+        """Observe, in the worker, the call of a handler that runs in an executor."""
+
+    def fired(self, task: FiredTask, /) -> Generator[None, None, None]:
+        """Observe the publishing of a task by a schedule."""

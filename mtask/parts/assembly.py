@@ -34,7 +34,7 @@ from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.discovery.stream import Hearing, Looks, StreamLoop
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process import worker as process
 from mtask.kernel.worker.process.registration import Registrar
 from mtask.kernel.worker.process.state import Scope
@@ -73,7 +73,7 @@ async def connections(options: WorkerOptions, app_name: str) -> AsyncIterator[Co
     finally:
         await handlers.close()
         if not codec.is_plain:
-            await aside.to_thread(codec.close)
+            await runtime.to_thread(codec.close)
         await stream.close()
         await store.close()
 

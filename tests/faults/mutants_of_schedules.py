@@ -127,7 +127,7 @@ SCHEDULE_MUTATIONS = (
         "firings-computed-in-the-loop",
         "Nothing else goes on in a worker that catches up.",
         (Edit(_SCHEDULER, "Scheduler._fire_all",
-              "await aside.to_thread(self._planned_all, batch, now)", "self._planned_all(batch, now)"),),
+              "await runtime.to_thread(self._planned_all, batch, now)", "self._planned_all(batch, now)"),),
         (f"{_MANY_TESTS}::test_catching_up_does_not_block_the_event_loop",),
     ),
     Mutation(

@@ -459,7 +459,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "slots-of-another-hash",
         "A worker puts tasks into other slots than the server does.",
-        (Edit("mtask/kernel/document/buckets.py", "_STEM", "15", "10"),),
+        (Edit("mtask/kernel/document/identity.py", "_STEM", "15", "10"),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::test_the_server_puts_each_id_into_the_slot_that_a_worker_does",),
     ),
     Mutation(
@@ -918,7 +918,7 @@ WORKER_MUTATIONS = (
         "client-left-open",
         "A worker that has stopped keeps connections.",
         (Edit("mtask/kernel/worker/process/worker.py", "Worker.run",
-              "closing.push_async_callback(aside.to_thread, pings.close)", "pass"),),
+              "closing.push_async_callback(runtime.to_thread, pings.close)", "pass"),),
         (f"{_LEAKS}::test_worker_that_ran_tasks_of_all_kinds_leaves_nothing_when_it_stops",),
     ),
     Mutation(

@@ -19,7 +19,7 @@ from mtask.features.logs.worker import LogKeeper
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.operations import sessions
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.running.call import Called
 from mtask.kernel.worker.running.leases import Pinger
@@ -354,7 +354,7 @@ class Reports:
     async def _pause(self, executor: Executor, run: HeldRun) -> None:
         """Send no ping for this run until `resume`, and tell the executor when none is under way any more."""
         suspension = self._pinger.suspended(run)
-        await aside.to_thread(suspension.__enter__)
+        await runtime.to_thread(suspension.__enter__)
         if not self._is_in(run, executor) or run.run_id in self._suspensions:
             suspension.__exit__(None, None, None)
             return

@@ -18,7 +18,7 @@ from mtask.features.isolation.processes import Guard, start
 from mtask.features.logs.worker import LogKeeper
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.driver.stores import AsyncStore
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.state import Ledger
@@ -379,7 +379,7 @@ class Executors(Part):
         await asyncio.gather(*(executor.wait_ended(GRACE) for executor in executors))
         await self._reports.wait()
         self._spawner.shutdown(wait=False)
-        await aside.to_thread(self._guard.stop)
+        await runtime.to_thread(self._guard.stop)
 
 
 @dataclass(eq=False, slots=True)

@@ -33,7 +33,7 @@ from mtask.kernel.document.task import StoredTask
 from mtask.kernel.operations.claim import token_of
 from mtask.kernel.statements.filters import Filter, due_by, in_time, of_others, of_queues_and_keys
 from mtask.kernel.worker.discovery.ready import Entry
-from mtask.kernel.worker.discovery.reaped import count_lapses
+from mtask.kernel.worker.discovery.reaper import count_lapses
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Part, ScanTarget, Service
 from mtask.kernel.worker.process.state import Scope

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, TypeVar
 
-from mtask.app.tracing import FiredTask, Tracer
+from mtask.app.middleware import FiredTask, Tracer
 from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError, SchemaMismatch
 from mtask.features.schedules import client as scheduling
 from mtask.features.schedules import operations as schedules
@@ -27,7 +27,7 @@ from mtask.features.schedules.operations import Firing, PageEnd
 from mtask.features.schedules.rules import MAX_ID_BYTES, Pending, Plan, Schedule, plan
 from mtask.kernel.document.handlers import leave, watch
 from mtask.kernel.driver.stores import SCHEDULES, AsyncStore
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.counts import Meter
 from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.time import wake_or_wait
@@ -163,7 +163,7 @@ class Scheduler(Part):
                 break
             due: list[Schedule] = []
             # The documents are parsed in a thread, so that the event loop is not blocked.
-            for schedule in await aside.to_thread(self._parsed, coming.documents):
+            for schedule in await runtime.to_thread(self._parsed, coming.documents):
                 left = self._seconds_left(schedule, now)
                 if left > 0:
                     wake_at = min(wake_at, read_at + left)
@@ -204,7 +204,7 @@ class Scheduler(Part):
             batch = due[start : start + _AT_ONCE]
             # The firings are computed in a thread, because this may take a second for a rare trigger or for the firings
             # of years.
-            planned = await aside.to_thread(self._planned_all, batch, now)
+            planned = await runtime.to_thread(self._planned_all, batch, now)
             for fired in await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True))):
                 present = now + timedelta(seconds=monotonic() - read_at)
                 for firing in fired:

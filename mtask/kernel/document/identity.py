@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from datetime import datetime
@@ -184,3 +185,25 @@ _FIRING = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z")
 def is_firing_of(schedule_key: str, key: str) -> bool:
     """Whether this is the stored key of a task that a firing published. `schedule_key`: see `stored_key`."""
     return key.startswith(f"{schedule_key}/") and _FIRING.fullmatch(key, len(schedule_key) + 1) is not None
+
+
+# --- buckets ---------------------------------------------------------------------------------------------
+
+# Buckets: each task belongs to one bucket, by a hash of its `_id`. The workers divide the buckets among themselves.
+#
+# The server computes the same bucket with `mtask.kernel.statements.expressions.bucket`. Both use the hash function of
+# MongoDB's hashed indexes.
+
+#: The number of buckets. It is a power of two, so that the low bits of a hash are the bucket's number.
+BUCKET_CNT = 1024
+
+#: The hash after the first bytes that the server hashes: the seed (0) and the type of the value (string).
+_STEM = hashlib.md5(bytes(4) + (15).to_bytes(4, "little"), usedforsecurity=False)
+
+
+def bucket_of(task_id: str) -> int:
+    """Return the number of a task's bucket."""
+    text = task_id.encode("utf-8", "surrogatepass") + b"\0"
+    hashed = _STEM.copy()
+    hashed.update(len(text).to_bytes(4, "little") + text)
+    return int.from_bytes(hashed.digest()[:2], "little") % BUCKET_CNT

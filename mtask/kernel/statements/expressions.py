@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mtask.kernel.document.buckets import BUCKET_CNT
+from mtask.kernel.document.identity import BUCKET_CNT
 from mtask.kernel.document.status import FINAL, RunStatus, TaskStatus
 
 Expression = Any

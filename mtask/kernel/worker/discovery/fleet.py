@@ -13,12 +13,12 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import MtaskError
-from mtask.kernel.document.buckets import BUCKET_CNT, bucket_of
+from mtask.kernel.document.identity import BUCKET_CNT, bucket_of
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.workers import texts
 from mtask.kernel.statements.filters import Filter, Shares, of_shares
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 
@@ -268,7 +268,7 @@ class Ranks:
         if not self._peers.is_news(live):
             return False
         # The computation runs in a thread, because it takes 0.1 s for a thousand workers.
-        await aside.to_thread(self._peers.prepare, live, self._names)
+        await runtime.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
         self.version += 1
         shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []

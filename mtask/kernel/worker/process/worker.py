@@ -19,7 +19,7 @@ from mtask.kernel.worker.discovery.fetch_loop import Scans
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.discovery.stream import StreamLoop
-from mtask.kernel.worker.process import aside, health
+from mtask.kernel.worker.process import health, runtime
 from mtask.kernel.worker.process.counts import Tally
 from mtask.kernel.worker.process.health import INTERVAL, HealthFile, Pulse, Witness
 from mtask.kernel.worker.process.log import fields, logger, told
@@ -178,7 +178,7 @@ class Worker(ABC):
         name = f"mtask-worker:{self.worker_id}"
         async with AsyncExitStack() as closing:
             pings = connect.sync_store(self._options.uri, self._options.database, name, **connect.QUIET)
-            closing.push_async_callback(aside.to_thread, pings.close)
+            closing.push_async_callback(runtime.to_thread, pings.close)
             # The pinger's thread ends only after the other connections are closed. If closing them hangs, the thread
             # ends the process.
             closing.push_async_callback(self._stop_pinger)
@@ -211,7 +211,7 @@ class Worker(ABC):
 
     async def _stop_pinger(self) -> None:
         if self._parts is not None:
-            await aside.to_thread(self._parts.pinger.stop)
+            await runtime.to_thread(self._parts.pinger.stop)
 
     async def _serve(self, parts: Parts) -> None:
         lasting = [service for service in parts.hooks.services if service.lasts]
@@ -238,12 +238,12 @@ class Worker(ABC):
         """End each part, whatever the ends of the others raise. A thread that is left would keep the process alive."""
         async with AsyncExitStack() as ends:  # the last one is called first
             if self._pulse is not None:
-                ends.push_async_callback(aside.to_thread, self._pulse.stop)
+                ends.push_async_callback(runtime.to_thread, self._pulse.stop)
             ends.push_async_callback(self._leave, parts)
             ends.callback(parts.runner.close)
             # The pinger's thread sends nothing more, but it goes on running. If the rest of the stop hangs, the thread
             # ends the process.
-            ends.push_async_callback(aside.to_thread, parts.pinger.rest)
+            ends.push_async_callback(runtime.to_thread, parts.pinger.rest)
             ends.push_async_callback(self._stop_handlers)
             for service in parts.hooks.services:
                 if service.drain is not None:

@@ -21,7 +21,7 @@ from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.operation import Operation, T
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.statements.finish import Outcome
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.runtime import end_if_forked
 from mtask.kernel.worker.running.outcomes import ended
@@ -284,7 +284,7 @@ class HandlerStores:
         if made_async is not None:
             await made_async.close()
         if made_sync is not None:
-            await aside.to_thread(made_sync.close)
+            await runtime.to_thread(made_sync.close)
 
 
 # --- threads ---------------------------------------------------------------------------------------------

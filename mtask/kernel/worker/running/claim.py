@@ -23,7 +23,7 @@ from mtask.kernel.operations import sessions
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.quarantine import Losses, Quarantine
-from mtask.kernel.worker.discovery.reaped import count_lapses
+from mtask.kernel.worker.discovery.reaper import count_lapses
 from mtask.kernel.worker.discovery.rereads import Lookups
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Admission, Gate, Hooks

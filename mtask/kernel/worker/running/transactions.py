@@ -24,7 +24,7 @@ from mtask.kernel.driver.types import AsyncSession, SyncSession
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import encode, sessions, transactions
 from mtask.kernel.statements.finish import Outcome
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, HandlerStores
@@ -72,7 +72,7 @@ class RunTransactions:
 
         Raises LeaseLost or DatabaseError. Raises RuntimeError if the run is in a transaction already.
         """
-        suspending = asyncio.ensure_future(aside.to_thread(self._suspend, run))
+        suspending = asyncio.ensure_future(runtime.to_thread(self._suspend, run))
         try:
             await asyncio.shield(suspending)
         except asyncio.CancelledError:

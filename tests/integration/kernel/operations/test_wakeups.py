@@ -13,7 +13,7 @@ import pytest
 from pymongo import AsyncMongoClient
 from pymongo.write_concern import WriteConcern
 
-from mtask.kernel.document.buckets import BUCKET_CNT, bucket_of
+from mtask.kernel.document.identity import BUCKET_CNT, bucket_of
 from mtask.kernel.document.rules import HORIZON
 from mtask.kernel.document.status import RunStatus, WorkerStatus
 from mtask.kernel.driver.stores import AsyncStore, SyncStore

@@ -12,8 +12,7 @@ import pytest
 
 from mtask import App, TaskSpec
 from mtask.errors import DatabaseUnavailable
-from mtask.kernel.document.buckets import BUCKET_CNT, bucket_of
-from mtask.kernel.document.identity import task_id_of
+from mtask.kernel.document.identity import BUCKET_CNT, bucket_of, task_id_of
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.stores import SyncStore

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mtask.kernel.document.buckets import BUCKET_CNT, bucket_of
+from mtask.kernel.document.identity import BUCKET_CNT, bucket_of
 from mtask.kernel.worker.discovery.fleet import Peers
 
 IDS = [f"work:{number}" for number in range(3_000)]

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from mtask.kernel.worker.process import aside
+from mtask.kernel.worker.process import runtime
 
 _WHO = ContextVar("_WHO", default="nobody")
 
@@ -19,7 +19,7 @@ async def test_call_is_made_though_the_loops_threads_are_all_held() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     held = asyncio.ensure_future(asyncio.to_thread(release.wait))
     _WHO.set("the caller")
-    assert await aside.to_thread(_WHO.get) == "the caller"
+    assert await runtime.to_thread(_WHO.get) == "the caller"
     assert not held.done()
     release.set()
     await held
@@ -31,7 +31,7 @@ async def test_error_of_a_call_is_raised_where_it_is_awaited(error: BaseExceptio
         raise error
 
     with pytest.raises(type(error)) as raised:
-        await aside.to_thread(fail)
+        await runtime.to_thread(fail)
     assert raised.value is error
 
 
@@ -42,7 +42,7 @@ async def test_cancelled_call_goes_on_to_its_end() -> None:
         release.wait()
         is_over.set()
 
-    call = asyncio.ensure_future(aside.to_thread(work))
+    call = asyncio.ensure_future(runtime.to_thread(work))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
