@@ -76,7 +76,7 @@ def test_of_twenty_workers_that_claim_at_the_same_instant_exactly_one_has_it(
 ) -> None:
     # Due for all at one instant that all know beforehand, and taken without regard to rank: the worst case.
     monkeypatch.setenv(handlers.EVENTS_VARIABLE, str(stage.events.path))
-    monkeypatch.setattr("mtask.kernel.worker.discovery.buffer.STAGGER", 0.0)
+    monkeypatch.setattr("mtask.kernel.worker.discovery.ready.STAGGER", 0.0)
     monkeypatch.setattr("mtask.kernel.worker.discovery.fleet.Peers.rank", lambda *_: 0)
 
     async def scenario() -> int:

@@ -228,8 +228,9 @@ def vocabulary() -> frozenset[tuple[str, str]]:
     for template in (page / "templates").iterdir():
         source = re.sub(r"\{#.*?#\}|\{%.*?%\}", "", template.read_text(), flags=re.DOTALL)
         known |= _pairs(re.sub(r"\{\{.*?\}\}", "x", source, flags=re.DOTALL))
-    for drawn in ("rendering.py", "drawing/rows.py"):
-        for node in ast.walk(ast.parse((page / drawn).read_text())):
+    of_features = [folder / "page.py" for folder in files("mtask.features").iterdir() if folder.is_dir()]
+    for drawn in (page / "rendering.py", page / "rows.py", *(path for path in of_features if path.is_file())):
+        for node in ast.walk(ast.parse(drawn.read_text())):
             if isinstance(node, ast.JoinedStr):
                 known |= _pairs("".join(_literal(part) for part in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):

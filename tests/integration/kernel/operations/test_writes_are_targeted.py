@@ -47,7 +47,7 @@ from tests.mongo import eventually, until
 
 #: What may write without an `_id`, by function, and what bounds it.
 EXCEPTED = {
-    "testing.workbench.bring_nearer": "`advance` of mtask.testing moves all that waits in a test's own database",
+    "testing.bench.bring_nearer": "`advance` of mtask.testing moves all that waits in a test's own database",
 }
 #: Methods of a call that change no document.
 READS = frozenset({"find", "find_one", "rows", "count_documents", "estimated_document_count", "create_indexes"})
