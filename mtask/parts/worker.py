@@ -17,7 +17,7 @@ from mtask.features.encryption.worker import Keys
 from mtask.features.flows.worker import FlowPart
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.limits.worker import Limits
-from mtask.features.logs.rules import LogOptions
+from mtask.features.logs.options import LogOptions
 from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.worker.process.options import ProcessOptions

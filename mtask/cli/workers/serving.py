@@ -24,7 +24,7 @@ from mtask.errors import InvalidInput
 from mtask.features.callbacks.allowed import read_options
 from mtask.features.encryption.settings import read_encryption
 from mtask.features.isolation.options import ExecutorOptions
-from mtask.features.logs.rules import read_options as read_log_options
+from mtask.features.logs.options import read_options as read_log_options
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.driver import connect
 from mtask.kernel.worker.process.log import fields, logger, start_logging

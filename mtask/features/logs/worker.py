@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from mtask.errors import MtaskError
 from mtask.features.logs import operations as run_logs
 from mtask.features.logs.operations import RunLines
-from mtask.features.logs.rules import MAX_BYTES, MAX_TEXT, MAX_TRACEBACK, LogOptions
+from mtask.features.logs.options import LogOptions
+from mtask.features.logs.rules import MAX_BYTES, MAX_TEXT, MAX_TRACEBACK
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.worker.process.log import exception_of, fields, fields_of, instant_of, logger, message_of, told
 from mtask.kernel.worker.process.part import Part, Service

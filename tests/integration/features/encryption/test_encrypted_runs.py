@@ -19,7 +19,7 @@ from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
 from mtask.features.encryption.cipher import Cipher
 from mtask.features.encryption.vault import Vault
 from mtask.features.isolation.options import ExecutorOptions
-from mtask.features.logs.rules import LogOptions
+from mtask.features.logs.options import LogOptions
 from mtask.kernel.document.parts import NO_KEYS, READABLE, Sealed
 from mtask.kernel.driver.codec import Owner
 from mtask.search.findings import Level

@@ -17,7 +17,8 @@ from mtask.errors import TaskNotFound
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.logs import operations as run_logs
 from mtask.features.logs import worker as keeping
-from mtask.features.logs.rules import MAX_BYTES, LogOptions, RunLog
+from mtask.features.logs.options import LogOptions
+from mtask.features.logs.rules import MAX_BYTES, RunLog
 from mtask.features.logs.worker import GrowingLog, LogKeeper, line_of
 from mtask.kernel.driver.stores import SyncStore
 from mtask.logs import FIELDS, RUN, RunMarks

@@ -28,7 +28,7 @@ from mtask.features.flows import publish as adding
 from mtask.features.flows import retention
 from mtask.features.flows import settle as settling
 from mtask.features.limits.operations import PermitPool
-from mtask.features.logs.rules import LogOptions
+from mtask.features.logs.options import LogOptions
 from mtask.features.metrics import operations as tallies
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver import connect
