@@ -86,7 +86,7 @@ class WorkArguments(TypedDict, total=False):
     queue: Annotated[str | None, Says("Queue. Else 'default'.")]
     start_time: Annotated[datetime | None, Says("Earliest start, ISO 8601: 2030-01-31T08:00:00Z.", "INSTANT")]
     delay: Annotated[timedelta | float | None, Says("Earliest start, from now: 90s, 5m, 1h30m.", "DURATION")]
-    callback: Annotated[CallbackRef | None, Says("Whom its end is told to.", flag="")]
+    callback: Annotated[CallbackRef | None, Says("Who is told of its end.", flag="")]
 
 
 class OwnArguments(LookupCriteria, total=False):

@@ -11,8 +11,7 @@ import typer
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.flags import POINTER, BriefCommand, Flags, describe, keyword, shared_parameters, taken
-from mtask.cli.flags import callback as callback  # commands take it from here, beside `command`
+from mtask.cli.flags import POINTER, BriefCommand, Flags, callback, describe, keyword, shared_parameters, taken
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.kernel.document.identity import is_key_of, own_key, split_task_id, task_id_of
 from mtask.kernel.document.options import TASK_OPTIONS, TaskOptions, check_option_names
@@ -104,6 +103,23 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
     options = options_from_pairs(given.pop("pairs"))
     check_option_names(options)
     return options | {name: option_from_flag(name, text) for name, text in given.items() if text is not None}
+
+
+def command_group(name: str, panel: str, about: str) -> tuple[typer.Typer, Callable[[typer.Typer], None]]:
+    """Return a group of commands, and what adds it to the command line. Alone, the group shows its help."""
+    group = typer.Typer(name=name, invoke_without_command=True)
+
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    show_help.__doc__ = about
+    callback(group)(show_help)
+
+    def register(parent: typer.Typer) -> None:
+        parent.add_typer(group, name=name, rich_help_panel=panel, help=about)
+
+    return group, register
 
 
 def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:

@@ -330,7 +330,6 @@ def _command(line: str) -> Text:
 #: The part of the tasks over which the throughput is measured. The last tasks may have to wait until the killed
 #: worker's leases lapse.
 _RATED_PART = 0.95
-_SHOWN_FAILURES = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtask.features.flows.worker import Chains
+from mtask.features.flows.chains import Chains
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.worker.running.outcomes import Successes
 

@@ -11,7 +11,7 @@ _KEEPER = "mtask/features/logs/worker.py"
 _LOGS = "mtask/features/logs/operations.py"
 _OTEL = "mtask/otel.py"
 _RUNNER = "mtask/kernel/worker/running/runner.py"
-_CHAINS = "mtask/features/flows/worker.py"
+_CHAINS = "mtask/features/flows/chains.py"
 
 _SPANS = "tests/integration/app/test_otel.py"
 _KEPT = "tests/integration/features/logs/test_keeper.py"

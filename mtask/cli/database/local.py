@@ -10,7 +10,7 @@ import typer
 from mtask import local
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import callback, command
+from mtask.cli.options import command, command_group
 from mtask.cli.output import clean
 from mtask.local import LocalServer
 
@@ -25,24 +25,11 @@ _Folder = Annotated[
     ),
 ]
 
-app = typer.Typer(name="local", invoke_without_command=True)
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    parent.add_typer(
-        app,
-        name="local",
-        rich_help_panel=PANEL,
-        help="The embedded mongod: a real MongoDB for development, as a one-node replica set. `--uri local` uses it.",
-    )
-
-
-@callback(app)
-def group(context: typer.Context) -> None:
-    """The embedded mongod: a real MongoDB for development, as a one-node replica set. `--uri local` uses it."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app, register = command_group(
+    "local",
+    PANEL,
+    "The embedded mongod: a real MongoDB for development, as a one-node replica set. `--uri local` uses it.",
+)
 
 
 def _document(server: LocalServer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mtask.web.schemas import says
 
 
 class CallbackBody(Body):
-    """Whom the end of a task is told to."""
+    """Who is told of the end of a task."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import callback, command
+from mtask.cli.options import command, command_group
 from mtask.cli.output import Column, clean, iso, listing, relative
 from mtask.errors import InvalidInput
 from mtask.features.encryption.vault import KeyRow
@@ -18,20 +18,7 @@ from mtask.features.encryption.vault import KeyRow
 PANEL = "Database"
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of the key.")]
 
-app = typer.Typer(name="keys", invoke_without_command=True)
-_ABOUT = "Data keys, with which the tasks of a queue or of a tenant are encrypted."
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    parent.add_typer(app, name="keys", rich_help_panel=PANEL, help=_ABOUT)
-
-
-@callback(app)
-def group(context: typer.Context) -> None:
-    """Data keys, with which the tasks of a queue or of a tenant are encrypted."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app, register = command_group("keys", PANEL, "Data keys, with which the tasks of a queue or of a tenant are encrypted.")
 
 
 def create(cli: Cli, queue: _Queue = None) -> None:

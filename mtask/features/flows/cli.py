@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import TimeoutFlag, callback, command
+from mtask.cli.options import TimeoutFlag, command, command_group
 from mtask.cli.output import Column, clean, counted, hanging, lasting, listing, moment, relative, status_text
 from mtask.features.flows.change import ChangedFlow
 from mtask.features.flows.views import FlowRow, FlowState, StepState, known_before
@@ -304,20 +304,7 @@ PANEL = "Tasks"
 MAX_REASONS = 5
 _FlowKey = Annotated[str, typer.Argument(metavar="KEY", help="Key of the flow.", show_default=False)]
 
-app = typer.Typer(name="flow", invoke_without_command=True)
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    about = "Flows: tasks that were published together and that wait for each other."
-    parent.add_typer(app, name="flow", rich_help_panel=PANEL, help=about)
-
-
-@callback(app)
-def group(context: typer.Context) -> None:
-    """Flows: tasks that were published together and that wait for each other."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app, register = command_group("flow", PANEL, "Flows: tasks that were published together and that wait for each other.")
 
 
 def show(

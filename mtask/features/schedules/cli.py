@@ -13,7 +13,7 @@ from rich.text import Text
 from mtask.arguments.criteria import LookupCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import callback, command
+from mtask.cli.options import command, command_group
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.features.schedules.client import TIMES, TimesArguments, When
@@ -25,20 +25,9 @@ from mtask.kernel.driver.extended_json import extended
 PANEL = "Tasks"
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.", show_default=False)]
 
-app = typer.Typer(name="schedule", invoke_without_command=True)
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands."""
-    about = "Tasks that are published again and again: at times of a crontab, at intervals, or once."
-    parent.add_typer(app, name="schedule", rich_help_panel=PANEL, help=about)
-
-
-@callback(app)
-def group(context: typer.Context) -> None:
-    """Tasks that are published again and again: at times of a crontab, at intervals, or once."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app, register = command_group(
+    "schedule", PANEL, "Tasks that are published again and again: at times of a crontab, at intervals, or once."
+)
 
 
 def add(

@@ -40,7 +40,7 @@ Text = Annotated[str, Strict()]
 
 
 class Callback(BaseModel):
-    """Whom the ends of a task are told to."""
+    """Who is told of the ends of a task."""
 
     model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 

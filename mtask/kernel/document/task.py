@@ -297,7 +297,7 @@ class Task(BaseModel):
     again: NextRound | None = None
     #: The params before retries with other params, the newest first. A task that had none has no such field.
     former_params: Annotated[list[FormerParams], Field(max_length=MAX_FORMER_PARAMS)] = Field(default_factory=list)
-    #: Whom the ends of the task are told to. A task without a callback has none of these three fields.
+    #: Who is told of the ends of the task. A task without a callback has none of these three fields.
     callback: Callback | None = None
     callback_cnt: Count = 0  #: the number of ends that were to be told
     #: The ends that are still to be told. A worker publishes a task for each, and crosses it off.

@@ -72,10 +72,8 @@ def claim(
     """
     run_id = pipelines.run_id_in_group(token, task_ids)
     if are_simple:
-        guard, pipeline = (
-            filters.with_guards(pipelines.unbegun(task_ids), also),
-            pipelines.claim_unbegun(worker_id, run_id),
-        )
+        guard = filters.with_guards(pipelines.unbegun(task_ids), also)
+        pipeline = pipelines.claim_unbegun(worker_id, run_id)
     else:
         guard, pipeline = _claim_by_all_rules(task_ids, worker_id, run_id, also)
     if len(task_ids) == 1 and not as_group:
@@ -155,10 +153,8 @@ def finish(
     closed_cnt = 0
     goes_on = any(outcome.next is not None for outcome in outcomes)
     if is_simple and not goes_on and outcomes[0].status is RunStatus.SUCCESS:
-        guard, pipeline = (
-            pipelines.held_alone(outcomes, has_steps=has_steps),
-            pipelines.succeed(outcomes, has_steps=has_steps),
-        )
+        guard = pipelines.held_alone(outcomes, has_steps=has_steps)
+        pipeline = pipelines.succeed(outcomes, has_steps=has_steps)
         update = tasks("update_many", guard, pipeline, hint=BY_ID)
         closed_cnt = (yield update.within(timeout)).matched_count
     if closed_cnt < len(outcomes):

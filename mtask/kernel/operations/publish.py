@@ -41,7 +41,7 @@ class NewTask:
     start: datetime | timedelta | None = None
     #: The lookups in their stored form. None: the task has none, and its document has no such field.
     lookup: Sequence[Mapping[str, Any]] | None = None
-    #: Whom the ends of the task are told to, in its stored form. None: nobody, and its document has no such field.
+    #: Who is told of the ends of the task, in the stored form. None: nobody, and its document has no such field.
     callback: Mapping[str, Any] | None = None
     #: The span that publishes the task. None: nobody traces it, and its document has no such field.
     trace: Mapping[str, str] | None = None

@@ -13,7 +13,6 @@ from typing import Any
 from mtask.errors import DatabaseTimeout, MtaskError, OperationFailed
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import find_due
-from mtask.kernel.operations import find_due as finding
 from mtask.kernel.worker.discovery.inbox import MAX_UNSERVED, Inbox, Questions
 from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.process.log import fields, logger, told
@@ -41,17 +40,17 @@ class TaskJanitor:
     async def note_unserved(self) -> None:
         """Note the names of waiting tasks in this worker's queues for which this worker has no handler."""
         scope = self._scope
-        for name in await self._store.run(finding.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
+        for name in await self._store.run(find_due.unserved_names(list(scope.queues), list(scope.names), MAX_UNSERVED)):
             self._inbox.note_unserved(str(name))
 
     async def look_for_malformed(self) -> None:
         """Ask for a lookup of the malformed documents that no scan can find."""
-        found = await self._store.run(finding.undiscoverable(_MALFORMED_LIMIT))
+        found = await self._store.run(find_due.undiscoverable(_MALFORMED_LIMIT))
         self._questions.suspect_all(document["_id"] for document in found)
 
     async def settle_lapsed(self) -> None:
         """Close the lapsed runs of tasks that no worker has preempted."""
-        lapsed = await self._store.run(finding.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        lapsed = await self._store.run(find_due.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
         task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
             return

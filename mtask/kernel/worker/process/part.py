@@ -1,8 +1,8 @@
 """The seam between a worker and the features: a part of a feature overrides the hooks that it needs.
 
-`mtask.parts.worker` lists the parts, and collects what they override. Two hooks stand beside them: who is told of the
-ends of tasks is a `Relay`, as clients need it, too; as what a task goes on is the `Chaining` of `Successes`, as
-executors need it, too. The statements have no hooks: each process must send the same ones, whatever it has loaded.
+`mtask.parts.worker` lists the parts, and collects what they override. Two hooks are no methods of `Part`. A `Relay`
+tells others of the ends of tasks: clients need it, too. The `Chaining` of `Successes` lets a task go on as another
+one: executors need it, too. The statements have no hooks: each process must send the same ones, whatever it has loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Work = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What of a feature goes on beside the worker's own loops."""
+    """A loop of a feature that runs beside the worker's own loops, with its begin and its end."""
 
     run: _Work | None = None
     #: Ends `run`. The services are stopped in reverse order, and so are their last works done.

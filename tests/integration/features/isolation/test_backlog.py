@@ -62,11 +62,16 @@ async def others_done(it: Isolated) -> None:
 
 
 def stopped(it: Isolated) -> tuple[Any, Callable[..., Awaitable[None]]]:
-    """Stop the scans of the worker. Return this part of it, and what makes one scan."""
+    """Stop the scans of the worker. Return this part of it, and what makes one scan: a refill or a plain one."""
     own: Any = it.bench.worker.parts.scans
     scan = own._scan
     it.bench.stop_scans()
-    return own, scan
+
+    async def scan_once(*, is_refill: bool = False) -> None:
+        own._is_refill = is_refill  # the worker itself may have asked for one meanwhile
+        await scan(is_full=False)
+
+    return own, scan_once
 
 
 def queries_of_this_task(batches: Any) -> list[object]:
@@ -121,7 +126,7 @@ async def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_al
         for pause, queries in ((0, 2), (60, 1)):
             batches._next_beside = monotonic() + pause
             asked.clear()
-            await scan(is_full=False)
+            await scan()
             assert len(asked) == queries
             assert queue.has_more == (pause > 0)
             assert (own._put_off is not None) == (pause > 0), "a refill follows when the pause is over"
@@ -148,9 +153,9 @@ async def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to
         finding_scan = finding.scan
         monkeypatch.setattr(finding, "scan", fail)
         with pytest.raises(DatabaseUnavailable):
-            await scan(is_full=False)  # it failed before its time limit
+            await scan()  # it failed before its time limit
         monkeypatch.setattr(batches_of, "_BESIDE_TIMEOUT", timedelta(0))
-        await scan(is_full=False)
+        await scan()
         assert queue.has_more
         assert batches.until_beside > 0
         assert own._put_off is not None
@@ -171,8 +176,7 @@ async def test_isolated_tasks_are_found_behind_others_of_which_more_wait_than_th
             for task_id, name in queue.names():
                 if name == "hold":
                     queue.discard(task_id)
-            own._is_refill = True
             assert batches.is_low_in_isolated
-            await scan(is_full=False)
+            await scan(is_refill=True)
             assert queue.isolated_count(monotonic()) >= CAPACITY // 2
             assert queue.has_more_isolated
