@@ -8,6 +8,7 @@ import sys
 import traceback
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -123,26 +124,24 @@ def traceback_of(error: BaseException) -> str:
     return "".join(told.format()).rstrip("\n")
 
 
+@dataclass(slots=True, eq=False)
 class RunMarks:
     """What each log line of a run tells of the run.
 
     It is small and refers to no task: asyncio tasks that a handler leaves behind keep it.
     """
 
-    __slots__ = ("attempt", "keeper", "key", "log", "queue", "run_id", "sealed", "task", "tenant", "trace_id")
-
-    def __init__(self, task: str, key: str, run_id: str, attempt: int, queue: str = "") -> None:
-        self.task = task  #: the name of the task
-        self.key = key
-        self.run_id = run_id
-        self.attempt = attempt
-        self.queue = queue
-        self.sealed: str | None = None  #: the data key that encrypts the task
-        self.tenant: str | None = None  #: the task's tenant
-        self.trace_id: str | None = None
-        #: What keeps the lines of this run, if they are kept, and its lines, once there is one.
-        self.keeper: Any = None
-        self.log: Any = None
+    task: str  #: the name of the task
+    key: str
+    run_id: str
+    attempt: int
+    queue: str = ""
+    sealed: str | None = None  #: the data key that encrypts the task
+    tenant: str | None = None  #: the task's tenant
+    trace_id: str | None = None
+    #: What keeps the lines of this run, if they are kept, and its lines, once there is one.
+    keeper: Any = None
+    log: Any = None
 
 
 #: The run whose handler runs here: in this asyncio task, or in this thread.

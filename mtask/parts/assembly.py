@@ -133,7 +133,7 @@ class Assembly:
         settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
         successes = judged_by(app.handlers)
         watch = partial(watch_finish, around.finish, scope.worker_id) if around.finish else None
-        finisher = Finisher(scope, pinger, limits, settlers, successes, watch)
+        finisher = Finisher(scope, pinger, settlers, successes, watch)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )
@@ -147,14 +147,14 @@ class Assembly:
         )
         isolated = None if app.tracer is None else app.tracer.isolated
         caller = Caller(Surroundings(context, RunCall, around.run, isolated), hooks.executions, keeper)
-        runner = Runner(scope, pinger, limits, finisher, caller, successes)
+        runner = Runner(scope, pinger, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(
             capacity,
             parking=limits.parking,
             needs_gate=limits.needs,
-            is_fair=scope.served.is_fair,
+            served=scope.served,
             turns=Turns,
             isolated=room,
         )
@@ -170,7 +170,7 @@ class Assembly:
         stream = StreamLoop(scope, self.connections.stream, inbox, questions, scans, looks, hearing, hooks)
         pace = Pace()
         slots = Slots(scope, runner, pace)
-        adoption = Adoption(scope, app.handlers, quarantine, limits, questions, runner, slots)
+        adoption = Adoption(scope, app.handlers, quarantine, questions, runner, slots)
         recovery = Recovery(scope, adoption)
         sender = Sender(scope, quarantine, losses, limits, lookups, adoption, recovery, pace, hooks)
         overflow = Overflow(scope, queue, lookups, hearing)
@@ -250,8 +250,8 @@ def _connect(parts: Parts) -> None:
     signals.slot_freed.connect(parts.slots.free)
     signals.claim_landed.connect(parts.questions.landed)
     signals.slot_left.connect(parts.claimer.wake)
-    signals.room_made.connect(parts.claimer.wake, parts.scans.refill)
-    signals.queue_checked.connect(parts.scans.refill)
+    signals.room_made.connect(parts.claimer.room_made)
+    signals.tasks_wanted.connect(parts.scans.refill)
     signals.tasks_doubtful.connect(parts.questions.suspect_all)
     signals.gate_drained.connect(parts.scans.ask_for_gate)
     signals.controls_resumed.connect(parts.scans.ask_full)

@@ -142,7 +142,7 @@ WORKER_MUTATIONS = (
         "refill-unheard",
         "A worker with room does not ask whether its queue needs more.",
         (Edit("mtask/kernel/worker/running/claim_loop.py", "Claimer.run",
-              "self._signals.queue_checked.send()", "pass"),),
+              "self._ask_for_more()", "pass"),),
         (f"{_REFILLS}::test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_refill",),
     ),
     Mutation(
@@ -479,7 +479,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
-        (Edit(_ADOPTION, "Adoption.adopt", 'self._release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
+        (Edit(_ADOPTION, "Adoption.adopt", 'attempt.admission.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
         ("tests/integration/kernel/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(

@@ -162,6 +162,7 @@ class Controls(Part):
         of_queues = [c for c in found if c.kind == "queue"]
         self.limits = {c.target: c for c in of_queues if c.limit or c.key_limit or c.tenant_limit}
         self.tenant_limits = {c.target: c.limit for c in found if c.kind == "tenant" and c.limit is not None}
+        self.served.is_limited = bool(self.limits or self.tenant_limits)
         self.served.fair_queues = frozenset(c.target for c in of_queues if c.fair)
         self.keeps = {c.target: c for c in sound if c.keep_success is not None or c.keep_fail is not None}
         after = self._paused()

@@ -23,6 +23,8 @@ _TOO_LATE = "Next came after the transaction had committed: call context.set_res
 class Chains:
     """Lets tasks go on as others, by what handlers return or by `@app.task(next=...)`: the `Chaining` of a worker."""
 
+    kind = Next
+
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         """`handlers` holds the app's handlers by name: a next task that is given by name gets their defaults."""
         self._handlers = handlers

@@ -87,7 +87,7 @@ class Pools:
     @property
     def is_any(self) -> bool:
         """Whether any queue of this worker, or any tenant, has a limit."""
-        return bool(self._controls.limits or self._controls.tenant_limits)
+        return self._controls.served.is_limited
 
     def forget(self) -> None:
         """Forget all. Call this when the limits have changed: each pool may have permits again."""

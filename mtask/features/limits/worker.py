@@ -125,6 +125,10 @@ class Admitted:
         """Give back the permits of the lost tasks."""
         await self.limits.settle(self, lost)
 
+    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
+        """Forget the permits of a run, and give them back if `is_closed`."""
+        self.limits.release(task_id, run_id, is_closed=is_closed)
+
 
 class Limits(Part):
     """Keeps this worker's claims within the limits of its queues: the gate of a worker."""
@@ -169,11 +173,6 @@ class Limits(Part):
         """Where ready tasks wait for permits."""
         return self.windows
 
-    @property
-    def is_open(self) -> bool:
-        """Whether no queue of this worker has a limit, and no tenant."""
-        return not self.pools.is_any
-
     def needs(self, task: Entry | StoredTask) -> bool:
         """Whether a task may need a permit. If its queue is unknown, it may need one if any queue has a limit."""
         if task.tenant in self._controls.tenant_limits:
@@ -182,8 +181,6 @@ class Limits(Part):
 
     def guard_of_free(self) -> list[Filter]:
         """Return the guard of a claim without permits. The guard refuses a task that needs one after all."""
-        if not self.pools.is_any:
-            return []
         return [of_others(sorted(self._controls.limits), sorted(self._controls.tenant_limits))]
 
     # --- taking permits -------------------------------------------------------------------------------------

@@ -91,11 +91,6 @@ def fresh_key(now: datetime) -> str:
     return f"{int(now.timestamp() * 1000):012x}{secrets.token_hex(10)}"
 
 
-def fresh_token() -> str:
-    """Return 96 random bits in hex. They serve as the random part of run_ids, or as a worker's incarnation."""
-    return secrets.token_hex(12)
-
-
 # --- tenants ---------------------------------------------------------------------------------------------
 
 # Tenants: whose a task is. The stored key of a tenant's task begins with the tenant and a colon.

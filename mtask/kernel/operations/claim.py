@@ -5,6 +5,7 @@ If the reply to a change is lost, `claimed` and `finished` read the result back.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -103,6 +104,11 @@ def _claim_by_all_rules(
     task_ids: Sequence[str], worker_id: str, run_id: x.Expression, also: Sequence[filters.Filter]
 ) -> tuple[filters.Filter, Pipeline]:
     return filters.with_guards(filters.due_tasks(task_ids), also), pipelines.claim(worker_id, run_id)
+
+
+def fresh_token() -> str:
+    """Return 96 random bits in hex. They serve as the random part of run_ids, or as a worker's incarnation."""
+    return secrets.token_hex(12)
 
 
 def run_ids_of(task_ids: Sequence[str], token: str) -> dict[str, str]:

@@ -29,7 +29,7 @@ from tests.integration.worker_harness import working_on
 from tests.mongo import Client as Mongo
 
 #: The most files that a publish enters, and a run.
-PUBLISH, RUN = 13, 44
+PUBLISH, RUN = 13, 36
 #: The tasks of which each must enter a file.
 _TASKS = 5
 _FOLDER = f"{Path(mtask.__file__).parent}/"

@@ -153,7 +153,7 @@ _STATE = {
     "testing/bench.py: _lock",
     "testing/bench.py: _servers",
     "testing/bench.py: _uri",
-    "kernel/worker/process/runtime.py: _is_forked",
+    "kernel/worker/process/runtime.py: is_forked",
 }
 _MUTABLE = {"ContextVar", "Counter", "ExitStack", "Lock", "defaultdict", "deque", "dict", "list", "set"}
 

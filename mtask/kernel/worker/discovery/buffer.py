@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Protocol
 
 from mtask.kernel.worker.discovery.ready import PREFERENCE, Entry, Lane, Lanes, Order, Parking, Ready, Source
+from mtask.kernel.worker.process.state import Served
 
 #: The difference below which two times count as equal, in seconds. Each reading of the server's clock moves times a
 #: little.
@@ -39,10 +40,6 @@ class IsolatedRoom(Protocol):
         """Return the number of such tasks that could begin at once, and have an executor started if it is 0."""
 
 
-def _is_never_fair(_: str | None) -> bool:
-    return False
-
-
 class PreemptionQueue:
     """A priority queue of tasks. Its length is bounded: beyond the capacity, it drops the tasks that are due last."""
 
@@ -53,13 +50,14 @@ class PreemptionQueue:
         *,
         parking: Parking | None = None,
         needs_gate: Callable[[Entry], bool] | None = None,
-        is_fair: Callable[[str | None], bool] = _is_never_fair,
+        served: Served | None = None,
         turns: Callable[[float], Lanes] | None = None,
         isolated: IsolatedRoom | None = None,
     ) -> None:
         """`needs_gate` tells whether a task may have to wait at the gate. Then it waits in `parking` when it is ready.
 
-        `is_fair` tells whether the tenants of a queue take turns. `turns` then makes the lanes, from `PREFERENCE`.
+        `served` tells whether any task may, and in which queues tenants take turns; None: none, and in none. `turns`
+        makes the lanes of such queues, from `PREFERENCE`.
 
         `isolated`: the room for isolated handlers, if the app has some. Their tasks stay here while there is no room.
         """
@@ -73,12 +71,13 @@ class PreemptionQueue:
         self._gated_cnt = 0
         #: Whether gated tasks are left out for now.
         self.puts_gated_off = False
-        self._is_fair = is_fair
+        self._served = served or Served((), ())
         #: Whether tasks were dropped, or a scan was cut short. If so, a new scan is due once this queue has drained.
         self.has_more = False
         #: Whether more tasks of isolated handlers are due than this queue holds, as far as this worker knows. Used only
         #: beside other handlers.
         self.has_more_isolated = False
+        self.is_being_filled = False  #: whether a scan is under way
         self._entries: dict[str, Entry] = {}
         self._waiting: list[tuple[float, int, Entry]] = []
         self._isolated = isolated
@@ -104,6 +103,11 @@ class PreemptionQueue:
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._entries
+
+    @property
+    def may_have_more(self) -> bool:
+        """Whether more tasks may wait than this queue holds."""
+        return self.has_more or self.has_more_isolated or self.is_being_filled
 
     def has_ready(self, now: float) -> bool:
         """Whether some task is ready. It may wait for an executor."""
@@ -148,7 +152,7 @@ class PreemptionQueue:
 
         `moment`: the stored preemption time, in seconds, by which tasks are ordered. None: the same as `due`.
         """
-        lane = (queue, tenant or "") if queue is not None and self._is_fair(queue) else None
+        lane = (queue, tenant or "") if queue is not None and queue in self._served.fair_queues else None
         moment = due if moment is None else moment
         old = self._entries.get(task_id)
         if old is not None:
@@ -160,7 +164,8 @@ class PreemptionQueue:
         kind = (rank > 0) + 2 * self.is_isolated(name)
         entry = Entry(task_id, name, priority, due, rank, is_begun, is_simple, queue, tenant, lane, kind)
         entry.limit_key, entry.moment, entry.is_lapsed = limit_key, moment, is_lapsed
-        entry.is_gated = queue is not None and self._needs_gate is not None and self._needs_gate(entry)
+        if queue is not None and self._served.is_limited and self._needs_gate is not None:
+            entry.is_gated = self._needs_gate(entry)
         self._entries[task_id] = entry
         self.queued_cnt += 1
         ready_at = entry.ready_at

@@ -84,8 +84,7 @@ class Batches:
     @property
     def is_plain(self) -> bool:
         """Whether the tasks of a backlog differ in priority and age alone: no gate, no turns, no paused tenant."""
-        is_open = self._gate is None or self._gate.is_open
-        return is_open and not (self._served.fair_queues or self._served.paused_tenants)
+        return not (self._served.is_limited or self._served.fair_queues or self._served.paused_tenants)
 
     @property
     def _enough(self) -> int:

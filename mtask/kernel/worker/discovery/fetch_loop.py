@@ -65,8 +65,8 @@ class Scans:
         self._is_refill = False
         #: Whether the gate wants more tasks of some queues.
         self._is_for_gate = False
-        #: Whether a scan is under way, and whether a refill was asked for meanwhile. The scan may bring enough.
-        self._is_scanning = self._is_refill_asked = False
+        #: Whether a refill was asked for during the scan that is under way. The scan may bring enough.
+        self._is_refill_asked = False
         #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
         #: count is that of the share alone if the share had enough tasks, or if another share scan may follow.
         self._scanned, self._counts_own = 0, False
@@ -117,7 +117,7 @@ class Scans:
 
     def refill(self) -> None:
         """Scan again soon if most tasks of the last scan have left the queue and more tasks are known to wait."""
-        if self._is_scanning:
+        if self._queue.is_being_filled:
             self._is_refill_asked = True
             return
         if self._refill is not None or not (self._is_low or self._batches.is_low_in_isolated):
@@ -201,11 +201,11 @@ class Scans:
         return self._full_done < self._full_asked
 
     async def _scan(self, *, is_full: bool) -> None:
-        self._is_scanning = True
+        self._queue.is_being_filled = True
         try:
             await self._scan_once(is_full=is_full)
         finally:
-            self._is_scanning = False
+            self._queue.is_being_filled = False
         if self._is_refill_asked:
             self._is_refill_asked = False
             self.refill()

@@ -163,7 +163,7 @@ class Admission(Protocol):
         """The conditions of the claim."""
 
     def hold(self, task_ids: Iterable[str]) -> None:
-        """Note that the claim has won these tasks. The caller must call `Gate.release` for the run of each."""
+        """Note that the claim has won these tasks. The caller must call `release` for the run of each."""
 
     def time_begin(self, run: HeldRun) -> None:
         """Let the handler of a run begin when it may, and hear of its begin."""
@@ -171,13 +171,15 @@ class Admission(Protocol):
     async def settle(self, lost: Sequence[str]) -> None:
         """Give back what the gate has given for these tasks, which the claim has lost."""
 
+    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
+        """Forget a run, and let others pass in its place if `is_closed`: it is closed, or its task was removed."""
+
 
 class Gate(Protocol):
-    """Keeps tasks waiting. The tasks of one queue pass it in their order."""
+    """Keeps tasks waiting. The tasks of one queue pass it in their order.
 
-    @property
-    def is_open(self) -> bool:
-        """Whether no task has to wait at the gate now."""
+    Nobody asks it while `Served.is_limited` is false: then no task has to wait.
+    """
 
     @property
     def parking(self) -> Parking:
@@ -213,9 +215,6 @@ class Gate(Protocol):
         place these tasks take. `refuse` is called at once with the tasks that wait again, and with those that another
         worker is about to claim. Raises DatabaseError.
         """
-
-    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
-        """Forget a run, and let others pass in its place if `is_closed`: it is closed, or its task was removed."""
 
     # --- scans ----------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mtask.errors import MtaskError, WorkerIdInUse
-from mtask.kernel.document.identity import fresh_token
 from mtask.kernel.driver.stores import AsyncStore
 from mtask.kernel.operations import workers
+from mtask.kernel.operations.claim import fresh_token
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 from mtask.version import __version__

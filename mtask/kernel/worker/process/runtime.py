@@ -29,16 +29,14 @@ _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OWN = tuple(f"{folder}{os.sep}" for folder in (*mtask.__path__, *DRIVER_FOLDERS))
 
 #: Whether a handler, or what it uses, has forked this process from one that runs handlers.
-_is_forked = False
+is_forked = False
 
 
-def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process here if a handler has forked it: it must not go on as its parent does.
+def end_forked(error: BaseException | None) -> NoReturn:
+    """End this process, which a handler has forked: it must not go on as its parent does.
 
     `error`: what the handler has raised in it. Processes of `multiprocessing` end before they come here.
     """
-    if not _is_forked:
-        return
     code: object = 0
     try:
         if isinstance(error, SystemExit):
@@ -83,8 +81,8 @@ def handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.former)
 
     def in_child() -> None:
-        global _is_forked
-        _is_forked = True
+        global is_forked
+        is_forked = True
         signal.set_wakeup_fd(-1)  # else its signals would wake the event loop of its parent
         for number, was in former.items():
             if signal.getsignal(number) is take:  # else the app has a handler of its own

@@ -174,10 +174,10 @@ class Signals:
         self.claim_landed: Signal[[Iterable[str]]] = Signal()
         #: Slots may be free.
         self.room_made: Signal[[]] = Signal()
+        #: There is room for more tasks than the preemption queue may hold soon.
+        self.tasks_wanted: Signal[[]] = Signal()
         #: A run has left its slot. It is sent for each run, so it does no more than wake the claimer.
         self.slot_left: Signal[[]] = Signal()
-        #: The claimer has room, and is about to check the preemption queue. It may have taken most of its tasks before.
-        self.queue_checked: Signal[[]] = Signal()
         #: What this worker knows about the given tasks may be wrong, so the tasks must be read again.
         self.tasks_doubtful: Signal[[Iterable[Any]]] = Signal()
         #: A document in `places` calls this worker: its id, and its `call`.
@@ -231,6 +231,8 @@ class Served:
         self.paused_tenants: frozenset[str] = frozenset()
         #: The queues whose tenants take turns.
         self.fair_queues: frozenset[str] = frozenset()
+        #: Whether tasks may have to wait at the gate: some queue of this worker has a limit, or a tenant has one.
+        self.is_limited = False
 
     @property
     def queues(self) -> list[str]:

@@ -18,7 +18,7 @@ from mtask.kernel.operations.find_due import lapse_in
 from mtask.kernel.worker.discovery.inbox import Questions
 from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.process.counts import due_since
-from mtask.kernel.worker.process.part import Admission, Gate
+from mtask.kernel.worker.process.part import Admission
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.runner import Runner
@@ -35,7 +35,6 @@ class Adoption:
         scope: Scope,
         handlers: Mapping[str, Handler],
         quarantine: Quarantine,
-        gate: Gate | None,
         questions: Questions,
         runner: Runner,
         slots: Slots,
@@ -46,7 +45,6 @@ class Adoption:
         self._handlers = handlers
         self._served = scope.served
         self._quarantine = quarantine
-        self._gate = gate
         self._store = scope.store
         self._codec = scope.store.codec
         self._questions = questions
@@ -80,8 +78,7 @@ class Adoption:
                 facts = facts_of(task, own)
                 run = HeldRun(facts, task, self._handlers[task.name], attempt.sent)
                 run.codec = None if self._codec.is_plain else self._codec
-                if attempt.admission is not None:
-                    attempt.admission.time_begin(run)
+                _admit(run, attempt.admission)
             except Exception as error:  # an error at one task does not stop the others' adoption
                 refused.append((document, error))
                 continue
@@ -102,7 +99,7 @@ class Adoption:
                 if task.task_state.cancel_requested or not rules.is_admitted(task, self._worker_id):
                     self._questions.ask_holder(task_id)
             else:
-                self._release(task_id, run_ids[task_id], is_closed=own.status is not RunStatus.RUNNING)
+                run.leave_gate(is_closed=own.status is not RunStatus.RUNNING)
         self._runner.hold(held)
         if self._served.fair_queues:
             self._keep_turns(held, attempt)
@@ -119,11 +116,8 @@ class Adoption:
                 if is_closed:
                     self._meter.refused(document.get("queue"), document.get("name"))
             finally:
-                self._release(document["_id"], run_id, is_closed=is_closed)
-
-    def _release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
-        if self._gate is not None:
-            self._gate.release(task_id, run_id, is_closed=is_closed)
+                if attempt.admission is not None:
+                    attempt.admission.release(document["_id"], run_id, is_closed=is_closed)
 
     def _keep_turns(self, held: list[HeldRun], attempt: Attempt) -> None:
         """Sort runs as the claim has named their tasks, and have those that take turns start in this order."""
@@ -147,12 +141,11 @@ class Adoption:
                 continue
             run = HeldRun(facts, document, self._handlers[facts.name], attempt.sent)
             self._meter.claimed(facts, facts.due)
-            if attempt.admission is not None:
-                attempt.admission.time_begin(run)
+            _admit(run, attempt.admission)
             if run.is_lease_valid:
                 held.append(run)
             else:
-                self._release(task_id, facts.run_id, is_closed=False)
+                run.leave_gate(is_closed=False)
         return held, others
 
     async def _readable(self, documents: Sequence[dict[str, Any]]) -> list[tuple[StoredTask, bool] | Exception]:
@@ -177,6 +170,12 @@ class Adoption:
         """Give back what the gate has given for tasks that the claim did not win."""
         if attempt.admission is not None and task_ids:
             await attempt.admission.settle(task_ids)
+
+
+def _admit(run: HeldRun, admission: Admission | None) -> None:
+    if admission is not None:
+        run.admission = admission
+        admission.time_begin(run)
 
 
 def _decoded(task: StoredTask, problem: Exception | None) -> tuple[StoredTask, bool] | Exception:

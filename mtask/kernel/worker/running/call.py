@@ -23,7 +23,6 @@ from mtask.kernel.driver.stores import AsyncStore, SyncStore
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger
-from mtask.kernel.worker.process.runtime import end_if_forked
 from mtask.kernel.worker.running.outcomes import ended
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.logs import RUN
@@ -192,9 +191,11 @@ class Beginning(Generator[Any, Any, Any]):
         try:
             yielded = step(*given)
         except BaseException as error:
-            end_if_forked(None if isinstance(error, StopIteration) else error)  # that is the end of a coroutine
+            if runtime.is_forked:
+                runtime.end_forked(None if isinstance(error, StopIteration) else error)  # that is a coroutine's end
             raise
-        end_if_forked()
+        if runtime.is_forked:
+            runtime.end_forked(None)
         return yielded
 
 
@@ -316,7 +317,8 @@ class ThreadCall:
             self._returned = self._context.run(self._call)
         except BaseException as error:
             self._error = error
-        end_if_forked(self._error)
+        if runtime.is_forked:
+            runtime.end_forked(self._error)
 
     def take(self) -> tuple[Any, BaseException | None]:
         """Return the result and the exception, and forget both. An exception would keep its frames in memory."""

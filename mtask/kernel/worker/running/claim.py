@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from mtask.errors import DatabaseError, DatabaseTimeout, DatabaseUnavailable, MtaskError
-from mtask.kernel.document.identity import fresh_token
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.stores import OPERATION_TIMEOUT
@@ -172,7 +171,7 @@ class Sender:
                 gated = [task for task in gated if task.id not in back]
             if not is_rescue:
                 await self._requests.wait_for_earlier(place, took)
-            admission = await gate.admit(gated, fresh_token(), now, refuse, dead)
+            admission = await gate.admit(gated, claims.fresh_token(), now, refuse, dead)
         if is_rescue:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
@@ -279,7 +278,7 @@ class Sender:
         """
         if not task_ids:
             return ()
-        token = fresh_token() if admission is None else admission.token + part
+        token = claims.fresh_token() if admission is None else admission.token + part
         attempt = Attempt(task_ids, token, monotonic(), admission)
         guard = [
             self._scope.served.guard(self._scope.validity.until),
@@ -347,7 +346,7 @@ class Sender:
         return ()
 
     def _guard_of_free(self) -> list[Filter]:
-        return [] if self._gate is None else self._gate.guard_of_free()
+        return self._gate.guard_of_free() if self._gate is not None and self._scope.served.is_limited else []
 
     @property
     def _wait(self) -> float:

@@ -66,6 +66,15 @@ class Claimer:
         """Check the queue again. Call this when a task was queued or a slot is free."""
         self._wake.set()
 
+    def room_made(self) -> None:
+        """Check the queue again, and ask for more tasks if few are left. Call this when slots may be free."""
+        self._wake.set()
+        self._ask_for_more()
+
+    def _ask_for_more(self) -> None:
+        if self._queue.may_have_more:
+            self._signals.tasks_wanted.send()
+
     async def run(self) -> None:
         """Claim tasks until `stop`. Check the queue after each `wake`, when a task becomes due or when a claim ends."""
         while not self._is_stopping:
@@ -73,7 +82,7 @@ class Claimer:
             if self._room > 0 and not self._is_held_back():
                 # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
                 # under way would be read again.
-                self._signals.queue_checked.send()
+                self._ask_for_more()
             await wake_or_wait(self._wake, self._launch())
         for under_way in (self._in_flight, *self._sender.under_way):
             while under_way:

@@ -33,7 +33,6 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.relays import Settler
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.part import Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.leases import Pinger
@@ -118,7 +117,6 @@ class Finisher:
         self,
         scope: Scope,
         pinger: Pinger,
-        gate: Gate | None,
         settlers: Sequence[Settler],
         successes: Successes,
         watch: Callable[[HeldRun, Outcome], Begun] | None = None,
@@ -129,7 +127,6 @@ class Finisher:
         self._meter = scope.meter
         self._tempo = scope.tempo
         self._pinger = pinger
-        self._gate = gate
         self._settlers = settlers
         self._room_of, self._take_room_of = successes.room_of, successes.take_room
         self._watch = watch
@@ -409,8 +406,7 @@ class Finisher:
     def _resolve(self, ending: Ending, *, is_accepted: bool, reason: str = _REFUSED, is_released: bool = False) -> None:
         if not is_released:
             self._pinger.release(ending.run)
-        if self._gate is not None:
-            self._gate.release(ending.run.task_id, ending.run.run_id, is_closed=is_accepted)
+        ending.run.leave_gate(is_closed=is_accepted)
         self._pending -= 1
         if is_accepted:
             self.finished_cnt += 1

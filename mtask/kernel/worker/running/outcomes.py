@@ -62,6 +62,10 @@ _CONFLICT = "to be tried again: "
 class Chaining(Protocol):
     """Lets tasks go on as other tasks: it judges what handlers return before anything else does."""
 
+    @property
+    def kind(self) -> type:
+        """The type of what a handler returns to say that its task goes on."""
+
     def returned(self, run: HeldRun, value: Any) -> Judged | None:
         """Return what becomes of a run whose handler has returned this. None: it is a value, and the run ends here."""
 
@@ -94,6 +98,8 @@ class Successes:
 
     def outcome(self, run: HeldRun, returned: Any) -> Judged:
         """Return a SUCCESS, or a final FAIL if the value or the next task cannot be stored."""
+        if run.handler.next is None and not isinstance(returned, self._chaining.kind):
+            return succeeded(run, returned)
         return self._chaining.returned(run, returned) or succeeded(run, returned)
 
     def room_of(self, outcome: Outcome) -> str | None:

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtask.errors import MtaskError
 from mtask.kernel.document.handlers import Handler
@@ -22,6 +22,9 @@ from mtask.kernel.driver.codec import Codec, owner_of
 from mtask.kernel.operations import encode
 from mtask.kernel.operations.claim import RunFacts, claimed_params, claimed_task
 from mtask.logs import RunMarks
+
+if TYPE_CHECKING:
+    from mtask.kernel.worker.process.part import Admission
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
@@ -96,6 +99,7 @@ class HeldRun:
         "_document",
         "_end_lock",
         "_task",
+        "admission",
         "asyncio_task",
         "attempt",
         "began_at",
@@ -192,6 +196,8 @@ class HeldRun:
         #: Whether the last ping that was sent for this run alone has timed out. The usual cause: an open transaction
         #: has locked the document.
         self.is_locked = False
+        #: What the gate has given for this run; None: its task did not wait there.
+        self.admission: Admission | None = None
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False
@@ -249,6 +255,11 @@ class HeldRun:
         """Note that the handler has ended, if it had begun."""
         if self.began_at is not None and self.took is None:
             self.took = monotonic() - self.began_at
+
+    def leave_gate(self, *, is_closed: bool) -> None:
+        """Give back what the gate has given for this run. `is_closed`: the run is closed, or its task was removed."""
+        if self.admission is not None:
+            self.admission.release(self.task_id, self.run_id, is_closed=is_closed)
 
     def marked(self) -> RunMarks:
         """Return what the lines of its log tell of it."""

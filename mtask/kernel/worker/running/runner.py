@@ -12,7 +12,6 @@ from mtask.kernel.document.status import RunStatus
 from mtask.kernel.operations import encode
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
-from mtask.kernel.worker.process.part import Gate
 from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import Backoff
 from mtask.kernel.worker.running.call import Called, Caller
@@ -37,7 +36,6 @@ class Runner:
         self,
         scope: Scope,
         pinger: Pinger,
-        gate: Gate | None,
         finisher: Finisher,
         caller: Caller,
         successes: Successes,
@@ -46,7 +44,6 @@ class Runner:
         self._codec = scope.store.codec
         self._ledger = scope.ledger
         self._pinger = pinger
-        self._gate = gate
         self._finisher = finisher
         self._caller = caller
         self._successes = successes
@@ -176,9 +173,7 @@ class Runner:
         run's `end_reason` decides.
         """
         self._pinger.release(run)
-        closed = run.end_reason is EndReason.REMOVED if is_closed is None else is_closed
-        if self._gate is not None:
-            self._gate.release(run.task_id, run.run_id, is_closed=closed)
+        run.leave_gate(is_closed=run.end_reason is EndReason.REMOVED if is_closed is None else is_closed)
 
     def _leave(self, run: HeldRun, called: Called) -> None:
         """Free the run's slot, now or when its thread ends."""

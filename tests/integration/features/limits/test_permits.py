@@ -14,11 +14,11 @@ from mtask.errors import DatabaseError
 from mtask.features.controls.rules import Limit
 from mtask.features.limits import operations as permits
 from mtask.features.limits.operations import HeldPermit, PermitPool, PermitRequest, Wanted
-from mtask.kernel.document.identity import fresh_token
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
+from mtask.kernel.operations.claim import fresh_token
 from mtask.kernel.statements.finish import Outcome
 from tests.integration.stores import publish
 

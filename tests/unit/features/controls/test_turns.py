@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from mtask.features.controls.fair_turns import Turns
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.ready import MAX_STAGGER, PREFERENCE
+from mtask.kernel.worker.process.state import Served
 
 NOW = 1000.0
 
 
 def fair_queue(capacity: int = 1_000) -> PreemptionQueue:
-    return PreemptionQueue(capacity, lambda: NOW, is_fair=lambda queue: queue == "fair", turns=Turns)
+    served = Served((), ())
+    served.fair_queues = frozenset({"fair"})
+    return PreemptionQueue(capacity, lambda: NOW, served=served, turns=Turns)
 
 
 def push(queue: PreemptionQueue, tenant: str | None, count: int, *, due: float = NOW - 100, **given: int) -> None:
@@ -106,11 +109,11 @@ def test_floods_of_a_fair_queue_and_of_another_leave_each_other_half_of_the_room
 
 
 def test_queue_that_becomes_fair_takes_its_tasks_along() -> None:
-    fair: set[str | None] = set()
-    queue = PreemptionQueue(100, lambda: NOW, is_fair=fair.__contains__, turns=Turns)
+    served = Served((), ())
+    queue = PreemptionQueue(100, lambda: NOW, served=served, turns=Turns)
     push(queue, "acme", 5, due=NOW - 500)
     push(queue, "beta", 1)
-    fair.add("fair")
+    served.fair_queues = frozenset({"fair"})
     push(queue, "acme", 5, due=NOW - 500)
     push(queue, "beta", 1)
     assert len(queue) == 6

@@ -16,6 +16,7 @@ from mtask.features.limits.pools import KEPT, Lane, Pools, PoolState
 from mtask.features.limits.windows import SOON, Windows
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.ready import ALL
+from mtask.kernel.worker.process.state import Served
 
 NOW = 1000.0
 QUEUE = PermitPool("q")
@@ -55,7 +56,9 @@ class Scene:
         controls = _Controls({"q": control, "other": control}, tenant_limits or {}, ("q",) if fair else ())
         self.pools = Pools(cast(Controls, controls), lambda: None)
         self.windows = Windows(self.pools)
-        self.queue = PreemptionQueue(1_000, lambda: NOW, parking=self.windows, needs_gate=lambda _: True)
+        served = Served((), ())
+        served.is_limited = True
+        self.queue = PreemptionQueue(1_000, lambda: NOW, parking=self.windows, needs_gate=lambda _: True, served=served)
 
     def push(self, task_id: str, moment: float = 0.0, priority: int = 0, **fields: Any) -> None:
         """Queue a task that is due."""

@@ -14,7 +14,6 @@ from mtask.kernel.document.identity import (
     check_name,
     check_text,
     fresh_key,
-    fresh_token,
     split_task_id,
     task_id_of,
 )
@@ -103,10 +102,6 @@ def test_fresh_keys_differ_and_sort_by_time() -> None:
     assert keys == sorted(keys)
     assert len({fresh_key(start) for _ in range(100)}) == 100
     assert all(check_key(key) == key and len(key) == 32 for key in keys)
-
-
-def test_fresh_tokens_differ() -> None:
-    assert len({fresh_token() for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize("text", ["default", "$w", "w.1", "worker {1}", "ключ", "x" * 256])

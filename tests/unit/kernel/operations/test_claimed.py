@@ -19,7 +19,7 @@ from mtask.kernel.document import rules
 from mtask.kernel.document.parts import SUBTYPE, Sealed
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import CODEC, NAIVE
-from mtask.kernel.operations.claim import claimed_params, claimed_task, facts_of, simple_facts
+from mtask.kernel.operations.claim import claimed_params, claimed_task, facts_of, fresh_token, simple_facts
 from mtask.kernel.worker.process.counts import due_since
 from mtask.kernel.worker.running.run import HeldRun
 from tests import build
@@ -232,3 +232,7 @@ def test_the_order_of_a_simple_task_needs_no_time_zone() -> None:
         facts = simple_facts(made, "run-0", "w1", NAMES)
         assert facts is not None
         assert HeldRun(facts, made, ANY, 0.0).order == (True, 0, PAST.replace(tzinfo=None))
+
+
+def test_fresh_tokens_differ() -> None:
+    assert len({fresh_token() for _ in range(100)}) == 100

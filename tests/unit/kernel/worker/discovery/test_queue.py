@@ -7,6 +7,7 @@ import pytest
 from mtask.features.controls.fair_turns import Turns
 from mtask.kernel.worker.discovery.buffer import PreemptionQueue
 from mtask.kernel.worker.discovery.ready import MAX_STAGGER, PREFERENCE
+from mtask.kernel.worker.process.state import Served
 
 NOW = 1000.0
 
@@ -295,7 +296,9 @@ def test_isolated_tasks_of_others_are_dropped_behind_own_only_if_wanted(with_iso
 
 
 def test_isolated_tasks_of_a_tenant_push_none_of_its_others_out() -> None:
-    queue = PreemptionQueue(40, lambda: 10.0, isolated=_Room(0), is_fair=lambda queue: queue == "fair", turns=Turns)
+    served = Served((), ())
+    served.fair_queues = frozenset({"fair"})
+    queue = PreemptionQueue(40, lambda: 10.0, isolated=_Room(0), served=served, turns=Turns)
     for number in range(30):
         queue.push(f"i{number}", "isolated", 0, 1.0, 0, queue="fair", tenant="t")
     for number in range(30):

@@ -73,7 +73,7 @@ async def _is_written_beside(flowing: Ended, other: Ended) -> bool:
             for run in runs:
                 self.release(run)
 
-    finisher = Finisher(_scope(), cast(Any, Pinger()), None, [], successes({}))
+    finisher = Finisher(_scope(), cast(Any, Pinger()), [], successes({}))
     for number in range(20):
         finisher.submit(*_ended(f"first-{number}", flowing))
     await asyncio.sleep(0)  # their group is under way
