@@ -479,7 +479,8 @@ WORKER_MUTATIONS = (
     Mutation(
         "place-of-what-never-started-kept",
         "What a run takes up that was claimed and cannot be started is kept in mind for ever.",
-        (Edit(_ADOPTION, "Adoption.adopt", 'attempt.admission.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
+        (Edit(_ADOPTION, "Adoption.adopt",
+              'attempt.admission.release(document["_id"], run_id, is_closed=is_closed)', "pass"),),
         ("tests/integration/kernel/worker/test_bounds.py::test_run_that_cannot_be_started_keeps_no_place",),
     ),
     Mutation(
