@@ -51,6 +51,7 @@ def _ended(name: str, status: Ended) -> tuple[Any, Outcome]:
         is_simple=True,
         progress=None,
         stored_trace=None,
+        leave_gate=lambda **_: None,
     )
     reason = {} if status is RunStatus.SUCCESS else {"reason": "for a reason"}
     return run, Outcome(name, name, status, **cast(Any, reason))
