@@ -19,7 +19,7 @@ from mtask.kernel.operations.find_due import Scan
 from mtask.kernel.statements.filters import Filter
 from mtask.kernel.worker.discovery.ready import Entry, Parking
 from mtask.kernel.worker.running.call import Execution
-from mtask.kernel.worker.running.run import HeldRun
+from mtask.kernel.worker.running.run import Admitted, HeldRun
 
 _Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -143,7 +143,7 @@ class ScanTarget:
     note: Callable[[Scan], None] | None = None
 
 
-class Admission(Protocol):
+class Admission(Admitted, Protocol):
     """What a gate gives for one claim: the tasks that may be claimed now."""
 
     @property
@@ -170,9 +170,6 @@ class Admission(Protocol):
 
     async def settle(self, lost: Sequence[str]) -> None:
         """Give back what the gate has given for these tasks, which the claim has lost."""
-
-    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
-        """Forget a run, and let others pass in its place if `is_closed`: it is closed, or its task was removed."""
 
 
 class Gate(Protocol):

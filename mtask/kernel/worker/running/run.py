@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mtask.errors import MtaskError
 from mtask.kernel.document.handlers import Handler
@@ -22,9 +22,6 @@ from mtask.kernel.driver.codec import Codec, owner_of
 from mtask.kernel.operations import encode
 from mtask.kernel.operations.claim import RunFacts, claimed_params, claimed_task
 from mtask.logs import RunMarks
-
-if TYPE_CHECKING:
-    from mtask.kernel.worker.process.part import Admission
 
 #: The worker does not trust the last part of a lease. `_MARGIN`: the length of that part, as a fraction of the lease.
 #: `_MAX_MARGIN`: the greatest length of that part, in seconds.
@@ -90,6 +87,13 @@ def _encoded(codec: Codec, task: StoredTask, progress: Mapping[str, Any]) -> Map
         return encode.progress(codec, owner_of(task), progress)
     except MtaskError:  # the end of the run says so
         return {**progress, "message": None}
+
+
+class Admitted(Protocol):
+    """What a gate has given for runs."""
+
+    def release(self, task_id: str, run_id: str, *, is_closed: bool) -> None:
+        """Forget a run, and let others pass in its place if `is_closed`: it is closed, or its task was removed."""
 
 
 class HeldRun:
@@ -197,7 +201,7 @@ class HeldRun:
         #: has locked the document.
         self.is_locked = False
         #: What the gate has given for this run; None: its task did not wait there.
-        self.admission: Admission | None = None
+        self.admission: Admitted | None = None
         self.end_reason: EndReason | None = None
         self.is_finishing = False
         self.succeeded_in_transaction = False
