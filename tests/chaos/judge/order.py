@@ -161,18 +161,19 @@ class OrderJudge:
 
     def _workers(self, ends: Sequence[Document]) -> Iterator[Worker]:
         """Yield the workers, and when they worked as usual."""
-        first: dict[int, float] = {}
+        starts: dict[tuple[str, int], list[float]] = defaultdict(list)
         for work in self._works.values():
             if work.start is not None:
-                first[work.pid] = min(work.start, first.get(work.pid, inf))
+                starts[work.worker_id, work.pid].append(work.start)
         for worker_id, app in APPS.items():
             names = frozenset(name for name in (*QUEUES, "") if serves(app, name))
-            lives = [
-                # A process has begun to work when a handler of it has started.
-                Up(first[end["pid"]], end["at"] + self._clock.epoch - (0.0 if end["exit_code"] else _STOPPING))
-                for end in ends
-                if end["place"] == worker_id and end["pid"] in first
-            ]
+            lives = []
+            for end in ends:
+                began, ended = end["began"] + self._clock.epoch, end["at"] + self._clock.epoch
+                # A process has begun to work when a handler of it has started. Another one may have had its pid before.
+                own = [at for at in starts[worker_id, end["pid"]] if began <= at <= ended]
+                if end["place"] == worker_id and own:
+                    lives.append(Up(min(own), ended - (0.0 if end["exit_code"] else _STOPPING)))
             yield Worker(worker_id, _SLOTS, None, names, without(joined(lives), self._held_up(worker_id)))
 
     def _held_up(self, worker_id: str) -> list[Up]:

@@ -137,6 +137,16 @@ def worker_of_the_other_app_is_frozen(story: Story) -> None:
 
 
 @SCENES.allow
+def worker_of_the_other_app_has_begun_nothing_since_its_start(story: Story) -> None:
+    limited(story)
+    story.done("theirs", "w2")
+    low, high = *published(story, 0), *published(story, 1, name="theirs")
+    story.facts["ends"][1]["began"] = story.now + 1.0  # another process had its pid before
+    run(story, low, seconds=2.0)
+    run(story, high, "w2")
+
+
+@SCENES.allow
 def start_behind_an_election(story: Story) -> None:
     limited(story)
     low, high = published(story, 0, 1)
