@@ -154,7 +154,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "lost-and-not-read-again",
         "A worker does not look at the tasks whose claim it has lost.",
-        (Edit(_SENDER, "Sender._claim_group", "self._scope.signals.tasks_doubtful.send(lost)", ""),),
+        (Edit(_SENDER, "Sender.claim_group", "self._scope.signals.tasks_doubtful.send(lost)", ""),),
         ("tests/integration/kernel/worker/test_documents.py::"
          "test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined",),
     ),
@@ -197,7 +197,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "only-the-first-hears",
         "A new task waits for a scan if the worker that ranks first for it has no room.",
-        (Edit("mtask/kernel/worker/discovery/fleet.py", "_FLEET", "2", "1"),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "FLEET", "2", "1"),),
         (f"{_HEARING}::test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others",),
     ),
     Mutation(
@@ -209,7 +209,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "narrow-with-limits",
         "A worker hears only of its shares while a limit holds back tasks of the others.",
-        (Edit(_HEARING_CODE, "Hearing._is_plain", "self._batches.is_plain", "True"),),
+        (Edit(_HEARING_CODE, "Hearing.is_plain", "self._batches.is_plain", "True"),),
         (f"{_HEARING}::test_limit_makes_it_hear_of_all",),
     ),
     Mutation(
@@ -302,7 +302,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "shares-alone",
         "What a worker leaves behind of its share waits as long as another has enough of its own.",
-        (Edit(_BATCHES, "Batches.scan_share", "or began > self._all_at + MAX_ALL_PAUSE", ""),),
+        (Edit(_BATCHES, "Batches.scan_share", "or began > self.all_at + MAX_ALL_PAUSE", ""),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
@@ -345,7 +345,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "keys-of-isolated-tasks-without-a-limit",
         "A worker beside very many isolated tasks has no scan that ends, and no upkeep.",
-        (Edit(_BATCHES, "Batches._read_beside_isolated", "with _at_most(_BESIDE_TIMEOUT):", "if True:"),),
+        (Edit(_BATCHES, "Batches._read_beside_isolated", "with _at_most(BESIDE_TIMEOUT):", "if True:"),),
         (f"{_ISOLATED_BACKLOG}::test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_later_one",),
     ),
     Mutation(
@@ -389,7 +389,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "refill-forgotten-amid-a-scan",
         "Runs that end during a scan that brings nothing are the last ones, and the worker idles.",
-        (Edit(_SCANS, "Scans._scan", "self.refill()", ""),),
+        (Edit(_SCANS, "Scans.scan", "self.refill()", ""),),
         (f"{_REFILLS}::test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing",),
     ),
     Mutation(
@@ -444,7 +444,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "malformed-tasks-of-a-break-are-found-late",
         "A malformed task that came while the stream was broken is found after a minute.",
-        (Edit(_SCANS, "Scans._upkeep", "is_full or", ""),),
+        (Edit(_SCANS, "Scans.upkeep", "is_full or", ""),),
         (
             "tests/integration/kernel/worker/discovery/test_discovery.py"
             "::test_worker_looks_for_malformed_tasks_when_its_stream_was_broken",
@@ -465,7 +465,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "larger-shares-for-some",
         "Who scores highest for a slot has it, however many it has already.",
-        (Edit("mtask/kernel/worker/discovery/fleet.py", "_ranks", "room[chosen] -= 1", ""),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "ranks_among", "room[chosen] -= 1", ""),),
         ("tests/unit/kernel/worker/discovery/test_peers.py::"
          "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
     ),
@@ -492,13 +492,13 @@ WORKER_MUTATIONS = (
     Mutation(
         "never-gives-way",
         "All workers read their streams again at once while the first one claims.",
-        (Edit(_STREAM, "StreamLoop._give_way", "await asyncio.sleep(_GIVE_WAY)", "pass"),),
+        (Edit(_STREAM, "StreamLoop._give_way", "await asyncio.sleep(GIVE_WAY)", "pass"),),
         (f"{_GIVING_WAY}::test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not",),
     ),
     Mutation(
         "gives-way-in-a-series",
         "A worker lets others go first after each event, so that a series of events comes late.",
-        (Edit(_STREAM, "StreamLoop._give_way", "self._last_event - last > _APART", "last"),),
+        (Edit(_STREAM, "StreamLoop._give_way", "self._last_event - last > APART", "last"),),
         (f"{_GIVING_WAY}::test_events_in_series_are_not_late",),
     ),
     Mutation(
@@ -538,7 +538,7 @@ WORKER_MUTATIONS = (
         "lost-claim-is-a-failure",
         "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
         (
-            Edit(_SENDER, "Sender._claim_group",
+            Edit(_SENDER, "Sender.claim_group",
                  "left = await self._recovery.recover(attempt, read_again_first=not is_timeout)",
                  "left = task_ids\nself._scope.signals.tasks_doubtful.send(task_ids)"),
         ),
@@ -650,7 +650,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-of-former-ranks",
         "A share scan that was under way when a worker came queues the other's tasks as if they were its own.",
-        (Edit(_BATCHES, "Batches._take", "== self._ranks.version", "is not None"),),
+        (Edit(_BATCHES, "Batches.take", "== self._ranks.version", "is not None"),),
         (f"{_SHARES}::test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew",),
     ),
     Mutation(
@@ -841,7 +841,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "out-of-time-kept-alive",
         "A handler that blocks the loop for good holds its task for good, whatever run_timeout_ms says.",
-        (Edit(_PINGER, "Pinger._is_to_ping", "min(run.trusted_until, run.deadline + _OVERTIME)", "run.trusted_until"),),
+        (Edit(_PINGER, "Pinger._is_to_ping", "min(run.trusted_until, run.deadline + OVERTIME)", "run.trusted_until"),),
         (f"{_CAUGHT}::test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts",),
     ),
     Mutation(

@@ -302,7 +302,7 @@ def test_cancel_owns_the_ends_that_others_settled_meanwhile(
 ) -> None:
     """Another process settles a's cancel, and so ends b and c, before the call comes to them."""
     published(reader)
-    change = operating._change_all
+    change = operating.change_all
     passes: list[Any] = []
 
     def slowly(matched: Any, *further: Any) -> Any:
@@ -314,7 +314,7 @@ def test_cancel_owns_the_ends_that_others_settled_meanwhile(
             return changed
         return (yield from change(matched, *further))
 
-    monkeypatch.setattr(operating, "_change_all", slowly)
+    monkeypatch.setattr(operating, "change_all", slowly)
     changed = reader.cancel_flow("f")
     assert sorted(changed.task_ids) == [task_id("a"), task_id("b"), task_id("c")]
     reader.retry(NAME, "f/a")

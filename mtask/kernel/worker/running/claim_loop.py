@@ -114,12 +114,13 @@ class Claimer:
         """The number of tasks that may be claimed now."""
         return self._slots.free_cnt + self._slots.ahead_cnt
 
-    def _is_backed_up(self) -> bool:
+    def is_backed_up(self) -> bool:
+        """Whether too many outcomes are unwritten."""
         return self._finisher.pending > _MAX_UNWRITTEN
 
     def _is_held_back(self) -> bool:
         """Whether nothing may be claimed now: too many outcomes are unwritten, or a pause may have gone unheard."""
-        return self._is_backed_up() or self._validity.is_over()
+        return self.is_backed_up() or self._validity.is_over()
 
     def _is_helping_at_end(self, now: float) -> bool:
         """Whether the next task is another worker's, and this worker knows of no more tasks than those in its queue.

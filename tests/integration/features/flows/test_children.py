@@ -335,7 +335,7 @@ def test_results_are_those_of_dependencies_and_descendants_that_succeeded(store:
 def test_endless_changes_of_the_parent_are_an_error(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, {"d": []})
     run_id = claim(store, "task:f/d")
-    monkeypatch.setattr(room, "_ROUNDS", 0)
+    monkeypatch.setattr(room, "ROUNDS", 0)
     with pytest.raises(DatabaseError, match="changed all the time"):
         add(store, "d", run_id, "c")
 

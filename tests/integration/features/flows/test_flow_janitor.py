@@ -34,8 +34,8 @@ def store(mongo: Mongo, database_name: str) -> SyncStore:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_janitor, "_OWED_GRACE", timedelta(0))
-    monkeypatch.setattr(relays, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(flow_janitor, "OWED_GRACE", timedelta(0))
+    monkeypatch.setattr(relays, "ALONE_TIMEOUT", timedelta(milliseconds=300))
 
 
 def publish_ended(mongo_uri: str, store: SyncStore, *keys: str) -> None:

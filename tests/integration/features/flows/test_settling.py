@@ -680,7 +680,7 @@ def test_a_look_shows_one_moment(store: SyncStore) -> None:
 
 
 def test_what_does_not_fit_into_one_reply_is_read_in_parts(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "_MANY", 2)
+    monkeypatch.setattr(looking, "MANY", 2)
     names = [f"s{number}" for number in range(7)]
     publish(store, {name: [] for name in names} | {"p": names, "q": names, "r": names})
     for name in names[:-1]:

@@ -1,4 +1,7 @@
-"""A task is published once, whoever calls and however often; then the caller's policy decides."""
+"""A task is published once, whoever calls and however often.
+
+`tests/acceptance/test_publishing_again.py` tests what each policy does then.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from mtask.errors import TaskExists, TaskRunning
+from mtask.errors import TaskExists
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy, Published
@@ -61,55 +64,6 @@ def test_threads_that_publish_in_bulk_create_each_key_once(mongo_uri: str, store
     with client, ThreadPoolExecutor(8) as pool:
         created = [task_id for ids in pool.map(all_of_them, range(8)) for task_id in ids]
     assert sorted(created) == sorted(task.task_id for task in batch)
-
-
-def test_publishing_again_keeps_an_existing_task_exactly_as_it_is(store: SyncStore) -> None:
-    assert publish(store, "k", {"a": 1}, priority=5) == Published("task:k", created=True, updated=False)
-    claim(store, "w", "k")
-    before = stored(store, "k")
-    assert publish(store, "k", {"a": 2}, priority=6) == Published("task:k", created=False, updated=False)
-    assert stored(store, "k") == before
-
-
-def test_reject_raises_and_leaves_an_existing_task_alone(store: SyncStore) -> None:
-    publish(store, "k", 1)
-    with pytest.raises(TaskExists) as caught:
-        publish(store, "k", 2, policy=Policy("reject"))
-    assert caught.value.task_id == "task:k"
-    assert stored(store, "k")["params"] == 1
-
-
-def test_reject_creates_what_does_not_exist(store: SyncStore) -> None:
-    assert publish(store, "k", policy=Policy("reject")).created
-
-
-def test_update_replaces_params_options_and_start_and_leaves_runs_alone(store: SyncStore) -> None:
-    publish(store, "k", 1, start=timedelta(0), priority=1)
-    claim(store, "w", "k")
-    runs = stored(store, "k")["task_state"]["worker_states"]
-    result = publish(store, "k", 2, policy=Policy("update"), priority=9, queue="other")
-    after = stored(store, "k")
-    assert result == Published("task:k", created=False, updated=True)
-    assert (after["params"], after["task_option"]["priority"], after["queue"]) == (2, 9, "other")
-    assert "start_time" not in after["task_state"]
-    assert after["task_state"]["worker_states"] == runs
-
-
-def test_an_update_that_changes_nothing_says_so(store: SyncStore) -> None:
-    publish(store, "k", 1)
-    assert publish(store, "k", 1, policy=Policy("update")) == Published("task:k", created=False, updated=False)
-
-
-def test_a_running_task_is_not_updated_where_the_caller_says_so(store: SyncStore) -> None:
-    publish(store, "k", 1)
-    claim(store, "w", "k")
-    guarded = Policy("update", not_update_running=True)
-    with pytest.raises(TaskRunning):
-        publish(store, "k", 2, policy=guarded)
-    assert stored(store, "k")["params"] == 1
-    stores.lapse(store, "k")
-    assert publish(store, "k", 2, policy=guarded).updated
-    assert stored(store, "k")["params"] == 2
 
 
 @pytest.mark.parametrize("value", EXPRESSION_LIKE)
@@ -173,18 +127,6 @@ def test_many_in_a_transaction_exist_exactly_if_it_commits(store: SyncStore) -> 
     assert made == again
     assert [result.created for result in again if isinstance(result, Published)] == [False, True]
     assert store.tasks.count_documents({}) == 2
-
-
-def test_clean_failed_lets_a_failed_task_run_again(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0)
-    claim(store, "w", "k")
-    stores.lapse(store, "k")
-    assert claim(store, "w2", "k") == []
-    assert parsed(store, "k").status == "FAIL"
-    assert publish(store, "k", policy=Policy(clean_failed=True)).updated
-    made = parsed(store, "k")
-    assert (made.status, made.runs, made.task_state.failed_cnt) == ("INIT", [], 0)
-    assert claim(store, "w", "k") == ["k"]
 
 
 def test_clean_failed_leaves_a_live_run_alone(store: SyncStore) -> None:

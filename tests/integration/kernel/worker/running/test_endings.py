@@ -221,7 +221,7 @@ async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(w
 async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
     working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "_CONFLICT_DELAY_MS", 1)
+    monkeypatch.setattr(outcomes, "CONFLICT_DELAY_MS", 1)
     app, tries = App(), []
 
     @app.task
