@@ -218,7 +218,7 @@ def test_retry_lets_a_failed_task_run_again(client: AnyClient, store: SyncStore,
     client.publish("a", key="k", max_unexpected_retries=0)
     fail(store, "a:k", claim(store, "a:k"), final=final)
     task = client.retry("a", "k")
-    assert (task.status, task.task_state.failed_cnt) == (TaskStatus.INIT, 0)
+    assert (task.status, task.task_state.failed_cnt, task.task_state.finish_time) == (TaskStatus.INIT, 0, None)
     assert [(run.status, run.past) for run in task.runs] == [(RunStatus.FAIL, True)]
     succeed(store, "a:k", claim(store, "a:k"))
     assert client.get("a", "k").status is TaskStatus.SUCCESS

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
 
@@ -89,20 +88,6 @@ def test_any_key_names_its_own_task(store: SyncStore, key: str) -> None:
     assert not publish(store, key).created
     made = parsed(store, key)
     assert (made.key, made.queue, made.task_option.specific_worker_ids) == (key, "$q", ["$w"])
-
-
-def test_a_delay_counts_on_the_servers_clock(store: SyncStore) -> None:
-    publish(store, "k", start=timedelta(seconds=90))
-    state = parsed(store, "k").task_state
-    assert state.start_time == state.create_time + timedelta(seconds=90)
-    assert state.next_preempt_time == state.start_time
-    assert claim(store, "w", "k") == []
-
-
-def test_a_start_time_is_kept_and_one_in_the_past_is_due(store: SyncStore) -> None:
-    publish(store, "k", start=datetime(2020, 1, 1, tzinfo=UTC))
-    assert parsed(store, "k").task_state.start_time == datetime(2020, 1, 1, tzinfo=UTC)
-    assert claim(store, "w", "k") == ["k"]
 
 
 def test_many_tells_of_each_task_in_order_also_of_doubles_within_it(store: SyncStore) -> None:
