@@ -295,7 +295,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_BATCHES, "Batches._share", "and now >= self._next_share", ""),),
+        (Edit(_BATCHES, "Batches._share", "and now >= self.next_share", ""),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
@@ -327,7 +327,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "keys-of-isolated-tasks-passed-again-and-again",
         "Each regular scan passes the keys of a long backlog of isolated tasks, to find that nothing else is due.",
-        (Edit(_BATCHES, "Batches._read_beside_isolated", "bool(names) and began < self._next_beside", "False"),),
+        (Edit(_BATCHES, "Batches._read_beside_isolated", "bool(names) and began < self.next_beside", "False"),),
         (f"{_ISOLATED_BACKLOG}::test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known",),
     ),
     Mutation(
@@ -376,7 +376,7 @@ WORKER_MUTATIONS = (
         "refill-forgotten-right-after-a-scan",
         "What a scan brought is done before it may be repeated, and nobody repeats it.",
         (Edit(_SCANS, "Scans.refill",
-              "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
+              "self.refill_timer = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
@@ -413,7 +413,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "look-puts-off-the-refill",
         "A look brings little, and the worker waits until most of this is done.",
-        (Edit(_SCANS, "Scans._count_ready", "count = max(count, self._scanned)", "pass"),),
+        (Edit(_SCANS, "Scans._count_ready", "count = max(count, self.scanned)", "pass"),),
         (f"{_REFILLS}::test_look_amid_a_backlog_does_not_put_off_the_next_refill",),
     ),
     Mutation(

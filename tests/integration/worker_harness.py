@@ -21,6 +21,7 @@ from mtask.parts import assembly
 from mtask.parts.assembly import Worker
 from mtask.parts.worker import WorkerOptions
 from tests.clients import with_options
+from tests.explaining import only
 from tests.mongo import PATIENCE, Client, until
 
 T = TypeVar("T")
@@ -231,7 +232,7 @@ class Between:
         """Run the operation call by call. Act after the first answer."""
         call = next(operation)
         while True:
-            answer = await self._run(_only(call))
+            answer = await self._run(only(call))
             if self._amid is not None:
                 amid, self._amid = self._amid, None
                 await amid()
@@ -239,10 +240,6 @@ class Between:
                 call = operation.send(answer)
             except StopIteration as stop:
                 return cast(T, stop.value)
-
-
-def _only(call: Any) -> Generator[Any, Any, Any]:
-    return (yield call)
 
 
 def between(store: AsyncStore, operation: str, **steps: Any) -> Between:

@@ -240,7 +240,7 @@ class Vault:
             )
         )
         with self._lock:
-            found = self._find([checked], [])
+            found = self.find([checked], [])
             if any(_MATERIAL in document for document in found):
                 raise DataKeyExists(checked)
             # The remains of a removed key give its name away.

@@ -26,7 +26,7 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.statements.outbox import OwedTask
 from mtask.parts.relays import RELAYS
 from tests.clients import AnyClient, claim, fail, meanwhile, succeed
-from tests.explaining import examined_by
+from tests.explaining import examined_by, only
 from tests.integration import stores
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, streams
@@ -395,12 +395,8 @@ def each_sent(store: SyncStore, operation: Operation[Any]) -> Iterator[Call]:
             call = operation.send(answer)
         except StopIteration:
             return
-        answer = store.run(_only(call))
+        answer = store.run(only(call))
         yield call
-
-
-def _only(call: Call) -> Operation[Any]:
-    return (yield call)
 
 
 def test_retry_of_a_flow_holds_when_another_settles_between_its_batches(

@@ -20,10 +20,10 @@ def private_patches(source: str) -> Iterator[int]:
     """Yield the lines that replace or set a private name of something else than `self` and `cls`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and _name(node.func) in REPLACING:
-            texts = (each for each in node.args[1:2] if isinstance(each, ast.Constant))
-            names = (name for each in (*node.args[:1], *texts) for name in _names(each))
+            texts = [each for each in node.args[1:2] if isinstance(each, ast.Constant)]
+            names = [name for each in (*node.args[:1], *texts) for name in _names(each)]
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-            names = iter(() if _name(node.value) in {"self", "cls"} else (node.attr,))
+            names = [] if _name(node.value) in {"self", "cls"} else [node.attr]
         else:
             continue
         if any(map(_is_private, names)):

@@ -24,14 +24,8 @@ from mtask.kernel.statements.outbox import OwedTask
 from tests.clients import claim
 from tests.integration import stores
 from tests.integration.features.flows.test_settling import Frozen, end, hold, owed, publish, recover, settle, status
-from tests.mongo import Client
 
 Document = dict[str, Any]
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return stores.ready_store(mongo, database_name)
 
 
 def child(step: str, parent: str, *above: str, **flow: Any) -> OwedTask:

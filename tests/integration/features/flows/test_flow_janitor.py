@@ -23,13 +23,6 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import relays
 from mtask.parts import relays as listed
 from tests.clients import claim, fail, succeed
-from tests.integration import stores
-from tests.mongo import Client as Mongo
-
-
-@pytest.fixture
-def store(mongo: Mongo, database_name: str) -> SyncStore:
-    return stores.ready_store(mongo, database_name)
 
 
 @pytest.fixture(autouse=True)
