@@ -66,7 +66,7 @@ _MANY_QUEUES = (
 )
 _REFILLS = "tests/integration/kernel/worker/discovery/test_refills.py"
 _LOOK_AT_ALL = f"{_REFILLS}::test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first"
-_SCAN_AFTER_OPENING = Edit(_STREAM, "StreamLoop._follow", "self._scans.ask_full()", "")
+_SCAN_AFTER_OPENING = Edit(_STREAM, "StreamLoop.follow", "self._scans.ask_full()", "")
 
 WORKER_MUTATIONS = (
     # --- what it hears --------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "appeal-without-a-scan",
         "A worker that hears an appeal does not look for the tasks of which it had not heard.",
-        (Edit(_STREAM, "StreamLoop._read", "self._scans.ask_soon()", "pass"),),
+        (Edit(_STREAM, "StreamLoop.read", "self._scans.ask_soon()", "pass"),),
         (f"{_HEARING}::test_appeal_of_another_worker_makes_it_hear_of_all_and_scan",),
     ),
     Mutation(
@@ -486,7 +486,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "gives-way-with-events-at-hand",
         "A worker lets others go first though further events have come with the last one.",
-        (Edit(_STREAM, "StreamLoop._read", "stream.has_more", "False"),),
+        (Edit(_STREAM, "StreamLoop.read", "stream.has_more", "False"),),
         (f"{_GIVING_WAY}::test_events_that_came_together_are_all_taken_before_a_worker_gives_way",),
     ),
     Mutation(
@@ -762,7 +762,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "last-tasks-of-others-claimed-ahead",
         "At the end of a backlog, workers claim each other's tasks before they have slots for them.",
-        (Edit(_CLAIMER, "Claimer._launch", "or self._is_helping_at_end(now)", ""),),
+        (Edit(_CLAIMER, "Claimer.launch", "or self._is_helping_at_end(now)", ""),),
         (_LAST_OF_OTHERS,),
     ),
     Mutation(

@@ -53,7 +53,7 @@ class Retention(Part):
         while not self._is_stopping:
             self._wake.clear()
             try:
-                await self._remove_surplus()
+                await self.remove_surplus()
             except MtaskError as error:
                 logger.warning("retention failed, will be done again", extra=fields(reason=told(error)))
             except Exception:
@@ -66,7 +66,8 @@ class Retention(Part):
         async with self._removing:
             pass
 
-    async def _remove_surplus(self) -> None:
+    async def remove_surplus(self) -> None:
+        """Remove the finished tasks of each queue that are more than it keeps."""
         for queue in list(self._controls.keeps):
             for statuses in (_SUCCESS, _FAIL):
                 await self._remove(queue, statuses)

@@ -478,7 +478,7 @@ class Limits(Part):
             await wake_or_wait(self._wake, None if next_time == inf else max(0.0, next_time - monotonic()))
             try:
                 await self._withdraw()
-                await self._reclaim_dead()
+                await self.reclaim_dead()
             except DatabaseError as error:
                 logger.warning(
                     "permits of dead runs not reclaimed, will be tried again", extra=fields(reason=told(error))
@@ -605,7 +605,7 @@ class Limits(Part):
         self._is_stopping = True
         self._giving.set()
 
-    async def _reclaim_dead(self) -> None:
+    async def reclaim_dead(self) -> None:
         """Give back the permits that dead runs hold in those pools for which the search is due."""
         now = monotonic()
         crowded = {

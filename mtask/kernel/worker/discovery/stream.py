@@ -92,7 +92,7 @@ class StreamLoop:
         while not self._is_stopping:
             began = monotonic()
             try:
-                await self._follow()
+                await self.follow()
                 pauses.reset()
                 if self._may_rest:
                     await self._rest()
@@ -111,7 +111,7 @@ class StreamLoop:
                 self._scans.ask_full()  # until the new stream opens, only scans find tasks
                 await asyncio.sleep(pauses.next())
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
         """Open a stream and handle its events until the stream breaks or ends."""
         stream = await Stream.open(
             self._store,
@@ -131,7 +131,7 @@ class StreamLoop:
         self._was_open = True
         watching = asyncio.create_task(self._watch_backlog(stream))
         try:
-            await self._store.while_primary(self._read(stream))
+            await self._store.while_primary(self.read(stream))
         except MtaskError:
             if not self._may_rest:
                 raise
@@ -141,7 +141,8 @@ class StreamLoop:
             with suppress(Exception):
                 await stream.close()
 
-    async def _read(self, stream: Stream) -> None:
+    async def read(self, stream: Stream) -> None:
+        """Handle the events of an open stream, until it breaks, or a backlog lets this worker rest."""
         while stream.is_open and not self._is_stopping:
             if await stream.hear(self._hearing.shares):
                 self._scans.ask_soon()  # it did not hear of the new tasks of before

@@ -83,7 +83,7 @@ class Claimer:
                 # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
                 # under way would be read again.
                 self._ask_for_more()
-            await wake_or_wait(self._wake, self._launch())
+            await wake_or_wait(self._wake, self.launch())
         for under_way in (self._in_flight, *self._sender.under_way):
             while under_way:
                 await asyncio.wait(under_way)
@@ -131,7 +131,7 @@ class Claimer:
         queue = self._queue
         return not (queue.has_more or queue.is_rescue_next or queue.is_own_next(now, past_isolated=True))
 
-    def _launch(self) -> float | None:
+    def launch(self) -> float | None:
         """Begin the claims that can begin now; return the seconds until the next check.
 
         None: the next check follows `wake`.

@@ -226,7 +226,7 @@ class Pinger:
                     return
                 self._is_working = True
             try:
-                self._work(monotonic())
+                self.work(monotonic())
             except Exception:
                 # The loop goes on after any error, because the leases of the other runs must be kept.
                 logger.exception("pinger failed and goes on")
@@ -249,7 +249,8 @@ class Pinger:
         )
         return min(moments)
 
-    def _work(self, now: float) -> None:
+    def work(self, now: float) -> None:
+        """Take one turn of the pinger's thread: send what is due at `now` (monotonic seconds)."""
         with self._condition:
             deadline = self._deadline
             if deadline and deadline[0] <= now:

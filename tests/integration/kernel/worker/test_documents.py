@@ -215,14 +215,14 @@ async def test_names_that_are_none_keep_the_worker_from_nothing(bench: Bench) ->
 _STEPS = [
     "scans.scan",
     "scans.upkeep",
-    "stream._follow",
-    "stream._read",
-    "lookups._check_holders",
-    "lookups._take_found",
-    "lookups._look_up_due",
-    "claimer._launch",
-    "features.limits._reclaim_dead",
-    "features.retention._remove_surplus",
+    "stream.follow",
+    "stream.read",
+    "lookups.check_holders",
+    "lookups.take_found",
+    "lookups.look_up_due",
+    "claimer.launch",
+    "features.limits.reclaim_dead",
+    "features.retention.remove_surplus",
     "features.controls.refresh",
 ]
 
@@ -241,7 +241,7 @@ async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
             return real(*arguments, **options)
 
         setattr(owner, name, failing)
-        if name in ("_follow", "_read"):
+        if name in ("follow", "read"):
             owner.take = lambda event: bool(raised) and take(event)  # so that it is opened anew
         for number in (f"{step} {round_}" for round_ in range(4)):  # whatever wakes the loops
             insert(bench, good(number), changed(f"bad-{number}", task_state__status=7))
@@ -258,7 +258,7 @@ async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
             await failed(bench, [f"noop:bad-{number}"])
         await until(lambda: raised, message=f"{step} was called")
         setattr(owner, name, real)
-        if name in ("_follow", "_read"):
+        if name in ("follow", "read"):
             owner.take = take
 
     for step in _STEPS:
