@@ -197,19 +197,6 @@ def test_a_changed_limit_decides_at_once(store: SyncStore) -> None:
     assert parsed(store, "k").status == "FAIL", "a final status stays"
 
 
-@pytest.mark.parametrize(("status", "option"), [(SUCCESS, "retain_success_ms"), (FAIL, "retain_fail_ms")])
-def test_a_finished_task_expires_as_long_after_its_end_as_its_kind_is_kept(
-    store: SyncStore, status: Any, option: str
-) -> None:
-    kept: Any = {"retain_success_ms": None, "retain_fail_ms": None, option: 3_600_000}
-    publish(store, "k", max_unexpected_retries=0, **kept)
-    assert parsed(store, "k").expire_time is None
-    try_once(store, "k", status, 0)
-    task = parsed(store, "k")
-    assert task.task_state.finish_time is not None
-    assert task.expire_time == task.task_state.finish_time + timedelta(hours=1)
-
-
 @pytest.mark.parametrize(("status", "option"), [(SUCCESS, "retain_fail_ms"), (FAIL, "retain_success_ms")])
 def test_the_retention_of_the_other_kind_does_not_bind(store: SyncStore, status: Any, option: str) -> None:
     kept: Any = {option: 0}
