@@ -1,4 +1,4 @@
-"""Builds the documents of tasks and of their runs. A test gives what it is about, and no more."""
+"""Builds the documents of tasks, of their runs, and of workers. A test gives what it is about, and no more."""
 
 from __future__ import annotations
 
@@ -58,6 +58,27 @@ def task(
             **state,
         },
         "schema_version": 1,
+        **fields,
+    }
+
+
+def worker(worker_id: str = "w1", now: datetime = PAST, **fields: Any) -> Document:
+    """Return a live worker's document. Its heartbeat was at `now`, and expires in an hour."""
+    return {
+        "_id": worker_id,
+        "incarnation": "i",
+        "host": "h",
+        "pid": 1,
+        "status": "running",
+        "started_time": now,
+        "heartbeat_time": now,
+        "heartbeat_expire_time": now + timedelta(hours=1),
+        "queues": ["default"],
+        "names": ["a"],
+        "concurrency": 10,
+        "running_cnt": 0,
+        "version": "0",
+        "control": {"stop": False, "concurrency": None},
         **fields,
     }
 

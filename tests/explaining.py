@@ -32,12 +32,13 @@ def examined_by(store: SyncStore, operation: Operation[Any]) -> tuple[Any, list[
                 found.append(explained(store, call))
             if call.target == "tasks" and call.method in ("find", "find_naive", "find_one", "rows", "count_documents"):
                 found.append(explained(store, call))
-            call = operation.send(store.run(_only(call)))
+            call = operation.send(store.run(only(call)))
     except StopIteration as stop:
         return stop.value, found
 
 
-def _only(call: Call) -> Operation[Any]:
+def only(call: Call) -> Operation[Any]:
+    """Return an operation that makes this one call."""
     return (yield call)
 
 

@@ -52,7 +52,7 @@ class Commands(TyperGroup):
             self.commands = dict.fromkeys(_MODULE_OF, self)  # typer suggests the nearest of these names
             return None
         if self._is_listing:
-            return _outline(cmd_name, self.rich_markup_mode)
+            return outline(cmd_name, self.rich_markup_mode)
         return self._command(cmd_name)
 
     def _command(self, cmd_name: str) -> Any:
@@ -82,7 +82,7 @@ class Commands(TyperGroup):
 _words = cache(words.read)
 
 
-def _outline(name: str, markup: Any) -> Any:
+def outline(name: str, markup: Any) -> Any:
     """Return a command that has a name and help, but nothing to run."""
     row = _words()[name]
     return TyperCommand(name, help=row.help, rich_help_panel=row.panel, rich_markup_mode=markup)

@@ -225,8 +225,8 @@ _SEEKS, _RESERVE = 1_000, 500
 _LOOK = 10
 #: The number of finished tasks by which the rate of a queue is estimated, and the most names whose tasks are read.
 _SAMPLE, _NAMES = 200, 16
-#: The most queries that look for the tenants that wait, and the most keys that each of them examines.
-_TENANT_QUERIES, _TENANT_KEYS = 128, 25
+#: The most queries that look for the tenants that wait, and the most keys that each of them examines. Tests tune both.
+TENANT_QUERIES, TENANT_KEYS = 128, 25
 _PRIORITY, _WORKERS = "task_option.priority", "task_option.specific_worker_ids"
 _ORDER = {_PRIORITY: -1, NEXT: 1}
 _TIME = NEXT.rpartition(".")[2]
@@ -439,20 +439,20 @@ def first_of_tenants(queue: str, now: datetime) -> Operation[dict[str, tuple[flo
     """
     first: dict[str, tuple[float, datetime]] = {}
     last = ""
-    for _ in range(_TENANT_QUERIES):
+    for _ in range(TENANT_QUERIES):
         found = yield tasks(
             "find",
             {"queue": queue, "tenant": {"$exists": True, "$gt": last}, NEXT: {"$exists": True}},
             {"_id": 0, "tenant": 1, _PRIORITY: 1, NEXT: 1},
             sort=[("tenant", 1), (_PRIORITY, -1), (NEXT, 1)],
-            limit=_TENANT_KEYS,
+            limit=TENANT_KEYS,
             hint=TURNS_INDEX,
         )
         for document in found:
             priority, time = document["task_option"].get("priority"), document["task_state"][_TIME]
             if isinstance(priority, int | float) and isinstance(time, datetime) and time <= now:
                 first.setdefault(document["tenant"], (-priority, time))
-        if len(found) < _TENANT_KEYS:
+        if len(found) < TENANT_KEYS:
             return first
         last = str(found[-1]["tenant"])
     return None

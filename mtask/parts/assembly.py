@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from mtask.features.isolation.pool import ExecutorRoom, Executors
     from mtask.features.logs.worker import LogKeeper
 
-_QUEUE_CAPACITY = 2_000
+#: The least number of due tasks that the queue of a worker has room for. Tests tune it.
+QUEUE_CAPACITY = 2_000
 
 
 @asynccontextmanager
@@ -149,7 +150,7 @@ class Assembly:
         caller = Caller(Surroundings(context, RunCall, around.run, isolated), hooks.executions, keeper)
         runner = Runner(scope, pinger, finisher, caller, successes)
         room = self._room(executors)
-        capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)
+        capacity = max(QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(
             capacity,
             parking=limits.parking,

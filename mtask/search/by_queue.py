@@ -20,8 +20,8 @@ Document = dict[str, Any]
 #: The most seeks for the oldest due task of a queue.
 _SEEKS = 200
 #: One query counts a status in all queues if there are at most so many of its tasks for each queue. A query for each
-#: queue would cost the server and the client more.
-_FEW = 200
+#: queue would cost the server and the client more. Tests tune it.
+FEW = 200
 _FINISHED = "task_state.finish_time"
 _PRIORITY, _WORKERS = "task_option.priority", "task_option.specific_worker_ids"
 
@@ -50,7 +50,7 @@ def queues(most: int = MOST) -> Operation[list[QueueCounts]]:
     names = {*(yield from queues_of_finished()), *firsts, *waiting[0]}
     few: dict[TaskStatus, Mapping[str, int]] = {}
     for status in sorted(FINAL_STATUSES):
-        if (yield from count_up_to({STATUS: status.value}, _FEW * len(names) + 1, STATUS_INDEX)) <= _FEW * len(names):
+        if (yield from count_up_to({STATUS: status.value}, FEW * len(names) + 1, STATUS_INDEX)) <= FEW * len(names):
             few[status] = yield from _finished(status)
     found = []
     for queue in sorted(names):

@@ -23,8 +23,8 @@ from mtask.search.walks import Asked, count_up_to, names_of_tasks
 
 #: The most tasks that a count counts.
 MOST = 10_000
-#: The most documents that a count examines, and the most keys of an index where these suffice.
-_DOCUMENTS, _KEYS = 2_000, 20_000
+#: The most documents that a count examines, and the most keys of an index where these suffice. Tests tune both.
+DOCUMENTS, KEYS = 2_000, 20_000
 _STATUS, _FINISHED = "task_state.status", "task_state.finish_time"
 _DUE = frozenset({TaskStatus.INIT, TaskStatus.RUNNING})
 
@@ -56,7 +56,7 @@ def count(criteria: Mapping[str, Any], most: int = MOST) -> Operation[Count]:
     if not any(wanted is not None for wanted in criteria.values()):
         estimated: int = yield tasks("estimated_document_count")
         return Count(estimated)
-    total, is_more, left = 0, False, _DOCUMENTS
+    total, is_more, left = 0, False, DOCUMENTS
     for part in (yield from _parts(criteria)):
         found, examined = yield from _count(part, most - total, left)
         left -= examined
@@ -71,7 +71,7 @@ def _count(part: _Part, most: int, documents: int) -> Operation[tuple[Count, int
     """Count the tasks of a part, at most `most`, and return the number of documents examined: at most `documents`."""
     if not part.tested:
         return (yield from count_keys(part.ranges, part.index, most)), 0
-    bound = _KEYS if part.is_in_index else documents
+    bound = KEYS if part.is_in_index else documents
     size = yield from count_up_to(part.ranges, bound + 1, part.index)
     examined = 0 if part.is_in_index else min(size, bound)
     if not size or not bound:
@@ -105,7 +105,7 @@ def _parts(criteria: Mapping[str, Any]) -> Operation[list[_Part]]:
     if criteria.get("lookup") is not None:
         is_in_index = not (asked.several("worker_id") or criteria.get("params"))
         looked_up = filters.looked_up(criteria["lookup"])
-        if is_of_tenant and (yield from count_up_to(looked_up, _KEYS + 1, LOOKUP_INDEX)) > _KEYS:
+        if is_of_tenant and (yield from count_up_to(looked_up, KEYS + 1, LOOKUP_INDEX)) > KEYS:
             return [of_tenant]
         return [_Part(looked_up, LOOKUP_INDEX, asked.rest("lookup"), is_in_index)]
     if asked.is_of_tenant:

@@ -26,8 +26,8 @@ from mtask.search.walks import STATUS, Asked, Document, Walk, count_up_to, desce
 #: The steps of a walk that tests documents, in documents. The first one is short: most pages are full after it. A walk
 #: along one range takes both as one step, as it is cheap for the server to pass the keys of one range.
 STEPS = (1_000, 1_000)
-#: The most ranges of an index that one query merges.
-_PAIRS = 200
+#: The most ranges of an index that one query merges. Tests tune it.
+PAIRS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _walked(
         pairs: list[Walk] = []
         queues = asked.several("queue") or (yield from queues_of_finished())
         statuses = asked.several("status")
-        most = max(1, _PAIRS // len(statuses))
+        most = max(1, PAIRS // len(statuses))
         for start in range(0, len(queues), most):
             some = queues[start : start + most]
             ranges = {"queue": filters.any_of(some), STATUS: filters.any_of(statuses)}

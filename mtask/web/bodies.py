@@ -172,8 +172,8 @@ def _check_query(request: Request, known: frozenset[str], free: tuple[str, ...])
 
 #: A body up to this size, in bytes, is small: to parse it takes a few milliseconds at most.
 SMALL = 8 * 1024
-#: The time that a body may take, in seconds, and the bytes that must come in each further second.
-_TIME, _SLOWEST = 20.0, 16 * 1024
+#: The time that a body may take, in seconds, and the bytes that must come in each further second. Tests tune both.
+TIME, SLOWEST = 20.0, 16 * 1024
 #: The longest time that a large body waits for those of other requests, in seconds.
 PATIENCE = 20.0
 
@@ -191,7 +191,7 @@ async def body_of(request: Request, largest: int, hold: Hold | None = None) -> b
     began, size, is_held = loop.time(), 0, hold is None
     parts: list[bytes] = []
     try:
-        async with asyncio.timeout_at(began + _TIME) as limit:
+        async with asyncio.timeout_at(began + TIME) as limit:
             async for part in request.stream():
                 size += len(part)
                 if size > largest:
@@ -202,7 +202,7 @@ async def body_of(request: Request, largest: int, hold: Hold | None = None) -> b
                     waited = loop.time()
                     await hold(length)
                     began, is_held = began + loop.time() - waited, True
-                limit.reschedule(began + _TIME + size / _SLOWEST)
+                limit.reschedule(began + TIME + size / SLOWEST)
     except TimeoutError:
         raise RequestTimeout("The body of the request did not come in time. Send it again, at once.") from None
     return b"".join(parts)
@@ -222,10 +222,10 @@ def _too_large(largest: int) -> BodyTooLarge:
 #: What follows in a text of JSON, up to the quote that ends it.
 _IN_TEXT = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _QUOTE, _BACKSLASH = b'"', ord("\\")
-#: The part of a body that one step looks at, in bytes: no other thread runs meanwhile.
-_STEP = 256 * 1024
-#: The longest text, in bytes, and the number of escapes in texts that counts as one value.
-_LONGEST, _ESCAPES = 4 * 1024 * 1024, 8
+#: The part of a body that one step looks at, in bytes: no other thread runs meanwhile. Tests tune it.
+STEP = 256 * 1024
+#: The longest text, in bytes, and the number of escapes in texts that counts as one value. Tests tune both.
+LONGEST, ESCAPES = 4 * 1024 * 1024, 8
 
 
 def values_in(body: bytes, most: int) -> int:
@@ -233,23 +233,23 @@ def values_in(body: bytes, most: int) -> int:
 
     This calls for no parser. Each value but the first follows a comma, or the beginning of a list or of an object.
     """
-    escapes = sum(body.count(b"\\", start, start + _STEP) for start in range(0, len(body), _STEP)) // _ESCAPES
-    rough = 1 + escapes + sum(_separators(body, start, start + _STEP) for start in range(0, len(body), _STEP))
+    escapes = sum(body.count(b"\\", start, start + STEP) for start in range(0, len(body), STEP)) // ESCAPES
+    rough = 1 + escapes + sum(_separators(body, start, start + STEP) for start in range(0, len(body), STEP))
     if rough <= most:
         return rough
     # Commas and brackets of texts are not those of lists. This takes longer, so it ends as soon as there are too many.
     found, at, is_in_text = 1 + escapes, 0, False
     while at < len(body) and found <= most:
         if is_in_text:
-            match = _IN_TEXT.match(body, at, at + _STEP)
+            match = _IN_TEXT.match(body, at, at + STEP)
             at = len(body) if match is None else match.end()
             if at < len(body) and body[at] == _BACKSLASH:  # the step has cut it off from what it belongs to
                 at += 2
             elif body.startswith(_QUOTE, at):
                 at, is_in_text = at + 1, False
         else:
-            quote = body.find(_QUOTE, at, at + _STEP)
-            end = min(at + _STEP, len(body)) if quote < 0 else quote
+            quote = body.find(_QUOTE, at, at + STEP)
+            end = min(at + STEP, len(body)) if quote < 0 else quote
             found += _separators(body, at, end)
             at, is_in_text = (end, False) if quote < 0 else (quote + 1, True)
     return found
@@ -260,12 +260,12 @@ def check_values(body: bytes, most: int) -> int:
     found = values_in(body, most)
     if found > most:
         raise BodyTooLarge(
-            f"The body may have at most {most} values, with those in lists and objects; {_ESCAPES} escapes in texts "
+            f"The body may have at most {most} values, with those in lists and objects; {ESCAPES} escapes in texts "
             "count as one. Send fewer tasks at once, or store large values elsewhere and pass a reference."
         )
     if _has_long_text(body):
         raise BodyTooLarge(
-            f"A text in the body may have at most {_LONGEST} bytes. Store it elsewhere, and pass a reference."
+            f"A text in the body may have at most {LONGEST} bytes. Store it elsewhere, and pass a reference."
         )
     return found
 
@@ -273,8 +273,8 @@ def check_values(body: bytes, most: int) -> int:
 def _has_long_text(body: bytes) -> bool:
     """Whether there is no quote that ends or begins a text for longer than a text may be."""
     at = 0
-    while at + _LONGEST < len(body):
-        end = at + _LONGEST
+    while at + LONGEST < len(body):
+        end = at + LONGEST
         while (quote := body.rfind(_QUOTE, at, end)) > at and body[quote - 1] == _BACKSLASH:
             end = quote
         if quote < 0:

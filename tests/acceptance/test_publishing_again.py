@@ -41,8 +41,9 @@ def read(client: AnyClient | Client) -> Task:
     return task
 
 
-def test_task_resent_with_new_params_stays_unchanged(client: AnyClient, mongo: Mongo) -> None:
+def test_task_resent_with_new_params_stays_unchanged(client: AnyClient, store: SyncStore, mongo: Mongo) -> None:
     assert publish(client) == Published(ID, created=True, updated=False)
+    claim(store, ID)
     before = mongo[client.client.database_name]["tasks"].find_one()
 
     again = publish(client, NEW, queue="other", priority=9, delay=60)

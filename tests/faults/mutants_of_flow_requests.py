@@ -113,7 +113,7 @@ FLOW_REQUEST_MUTATIONS = (
     Mutation(
         "doctor-misses-a-deaf-holder",
         "The doctor does not see that the holder of a waiting step has ended and tells nobody.",
-        (Edit("mtask/features/flows/doctor.py", "_find_ended_holders", '"it.owed": {"$ne": True}', '"it.owed": True'),),
+        (Edit("mtask/features/flows/doctor.py", "find_ended_holders", '"it.owed": {"$ne": True}', '"it.owed": True'),),
         (f"{_DOCTOR}::test_a_waiting_step_whose_holder_has_ended_and_tells_nobody",),
     ),
 )  # fmt: skip

@@ -67,7 +67,7 @@ METRIC_MUTATIONS = (
     Mutation(
         "lapse-of-an-exhausted-task-is-not-counted",
         "Lapsed runs count only if a worker claims their task.",
-        (Edit(_SENDER, "Sender._claim_group", "tell_changed=closed.append,", ""),),
+        (Edit(_SENDER, "Sender.claim_group", "tell_changed=closed.append,", ""),),
         (f"{_WORKER_TESTS}::test_a_lapsed_run_counts_once_at_the_worker_that_closes_it[the janitor closes it]",),
     ),
     Mutation(

@@ -102,7 +102,7 @@ ORDER_MUTATIONS = (
         "What waits for a start of a long window is listed for 5 s only.",
         (
             Edit(
-                _LIMITS, "Limits._take_answer", "<= now + _POLL or (next_start < inf and not answer.is_listed)", "< inf"
+                _LIMITS, "Limits._take_answer", "<= now + POLL or (next_start < inf and not answer.is_listed)", "< inf"
             ),
         ),
         (f"{_LIMITS_TESTS}::test_what_waits_for_a_start_stays_listed_until_the_next_one_is_free",),

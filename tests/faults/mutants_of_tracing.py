@@ -48,7 +48,7 @@ TRACING_MUTATIONS = (
     Mutation(
         "write-at-each-line",
         "Lines of a run that goes on are written at once.",
-        (Edit(_KEEPER, "LogKeeper._seconds_left", "+ _EVERY", ""),),
+        (Edit(_KEEPER, "LogKeeper._seconds_left", "+ EVERY", ""),),
         (f"{_KEPT}::test_lines_cost_few_writes_and_a_run_without_lines_none",),
     ),
     Mutation(

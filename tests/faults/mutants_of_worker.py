@@ -66,7 +66,7 @@ _MANY_QUEUES = (
 )
 _REFILLS = "tests/integration/kernel/worker/discovery/test_refills.py"
 _LOOK_AT_ALL = f"{_REFILLS}::test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_others_go_first"
-_SCAN_AFTER_OPENING = Edit(_STREAM, "StreamLoop._follow", "self._scans.ask_full()", "")
+_SCAN_AFTER_OPENING = Edit(_STREAM, "StreamLoop.follow", "self._scans.ask_full()", "")
 
 WORKER_MUTATIONS = (
     # --- what it hears --------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "lost-and-not-read-again",
         "A worker does not look at the tasks whose claim it has lost.",
-        (Edit(_SENDER, "Sender._claim_group", "self._scope.signals.tasks_doubtful.send(lost)", ""),),
+        (Edit(_SENDER, "Sender.claim_group", "self._scope.signals.tasks_doubtful.send(lost)", ""),),
         ("tests/integration/kernel/worker/test_documents.py::"
          "test_malformed_tasks_that_a_claim_of_a_group_made_running_are_examined",),
     ),
@@ -197,7 +197,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "only-the-first-hears",
         "A new task waits for a scan if the worker that ranks first for it has no room.",
-        (Edit("mtask/kernel/worker/discovery/fleet.py", "_FLEET", "2", "1"),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "FLEET", "2", "1"),),
         (f"{_HEARING}::test_worker_hears_of_the_simple_tasks_for_which_it_ranks_first_or_second_and_of_all_others",),
     ),
     Mutation(
@@ -209,7 +209,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "narrow-with-limits",
         "A worker hears only of its shares while a limit holds back tasks of the others.",
-        (Edit(_HEARING_CODE, "Hearing._is_plain", "self._batches.is_plain", "True"),),
+        (Edit(_HEARING_CODE, "Hearing.is_plain", "self._batches.is_plain", "True"),),
         (f"{_HEARING}::test_limit_makes_it_hear_of_all",),
     ),
     Mutation(
@@ -257,7 +257,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "appeal-without-a-scan",
         "A worker that hears an appeal does not look for the tasks of which it had not heard.",
-        (Edit(_STREAM, "StreamLoop._read", "self._scans.ask_soon()", "pass"),),
+        (Edit(_STREAM, "StreamLoop.read", "self._scans.ask_soon()", "pass"),),
         (f"{_HEARING}::test_appeal_of_another_worker_makes_it_hear_of_all_and_scan",),
     ),
     Mutation(
@@ -295,14 +295,14 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-looked-for-in-vain",
         "A worker whose share is done looks through all that others have left, again and again.",
-        (Edit(_BATCHES, "Batches._share", "and now >= self._next_share", ""),),
+        (Edit(_BATCHES, "Batches._share", "and now >= self.next_share", ""),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog",),
     ),
     Mutation(
         "shares-alone",
         "What a worker leaves behind of its share waits as long as another has enough of its own.",
-        (Edit(_BATCHES, "Batches.scan_share", "or began > self._all_at + MAX_ALL_PAUSE", ""),),
+        (Edit(_BATCHES, "Batches.scan_share", "or began > self.all_at + MAX_ALL_PAUSE", ""),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_to",),
     ),
     Mutation(
@@ -327,7 +327,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "keys-of-isolated-tasks-passed-again-and-again",
         "Each regular scan passes the keys of a long backlog of isolated tasks, to find that nothing else is due.",
-        (Edit(_BATCHES, "Batches._read_beside_isolated", "bool(names) and began < self._next_beside", "False"),),
+        (Edit(_BATCHES, "Batches._read_beside_isolated", "bool(names) and began < self.next_beside", "False"),),
         (f"{_ISOLATED_BACKLOG}::test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_all_are_known",),
     ),
     Mutation(
@@ -345,7 +345,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "keys-of-isolated-tasks-without-a-limit",
         "A worker beside very many isolated tasks has no scan that ends, and no upkeep.",
-        (Edit(_BATCHES, "Batches._read_beside_isolated", "with _at_most(_BESIDE_TIMEOUT):", "if True:"),),
+        (Edit(_BATCHES, "Batches._read_beside_isolated", "with _at_most(BESIDE_TIMEOUT):", "if True:"),),
         (f"{_ISOLATED_BACKLOG}::test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to_a_later_one",),
     ),
     Mutation(
@@ -376,7 +376,7 @@ WORKER_MUTATIONS = (
         "refill-forgotten-right-after-a-scan",
         "What a scan brought is done before it may be repeated, and nobody repeats it.",
         (Edit(_SCANS, "Scans.refill",
-              "self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
+              "self.refill_timer = asyncio.get_running_loop().call_later(pause, self._refill_late)", "pass"),),
         ("tests/integration/kernel/worker/discovery/test_shares.py::"
          "test_worker_asks_for_its_share_while_there_is_more_and_takes_what_others_leave",),
     ),
@@ -389,7 +389,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "refill-forgotten-amid-a-scan",
         "Runs that end during a scan that brings nothing are the last ones, and the worker idles.",
-        (Edit(_SCANS, "Scans._scan", "self.refill()", ""),),
+        (Edit(_SCANS, "Scans.scan", "self.refill()", ""),),
         (f"{_REFILLS}::test_refill_that_was_asked_for_follows_a_scan_that_has_brought_nothing",),
     ),
     Mutation(
@@ -413,7 +413,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "look-puts-off-the-refill",
         "A look brings little, and the worker waits until most of this is done.",
-        (Edit(_SCANS, "Scans._count_ready", "count = max(count, self._scanned)", "pass"),),
+        (Edit(_SCANS, "Scans._count_ready", "count = max(count, self.scanned)", "pass"),),
         (f"{_REFILLS}::test_look_amid_a_backlog_does_not_put_off_the_next_refill",),
     ),
     Mutation(
@@ -444,7 +444,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "malformed-tasks-of-a-break-are-found-late",
         "A malformed task that came while the stream was broken is found after a minute.",
-        (Edit(_SCANS, "Scans._upkeep", "is_full or", ""),),
+        (Edit(_SCANS, "Scans.upkeep", "is_full or", ""),),
         (
             "tests/integration/kernel/worker/discovery/test_discovery.py"
             "::test_worker_looks_for_malformed_tasks_when_its_stream_was_broken",
@@ -465,7 +465,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "larger-shares-for-some",
         "Who scores highest for a slot has it, however many it has already.",
-        (Edit("mtask/kernel/worker/discovery/fleet.py", "_ranks", "room[chosen] -= 1", ""),),
+        (Edit("mtask/kernel/worker/discovery/fleet.py", "ranks_among", "room[chosen] -= 1", ""),),
         ("tests/unit/kernel/worker/discovery/test_peers.py::"
          "test_each_worker_has_another_rank_for_a_task_and_each_ranks_first_for_its_part",),
     ),
@@ -486,19 +486,19 @@ WORKER_MUTATIONS = (
     Mutation(
         "gives-way-with-events-at-hand",
         "A worker lets others go first though further events have come with the last one.",
-        (Edit(_STREAM, "StreamLoop._read", "stream.has_more", "False"),),
+        (Edit(_STREAM, "StreamLoop.read", "stream.has_more", "False"),),
         (f"{_GIVING_WAY}::test_events_that_came_together_are_all_taken_before_a_worker_gives_way",),
     ),
     Mutation(
         "never-gives-way",
         "All workers read their streams again at once while the first one claims.",
-        (Edit(_STREAM, "StreamLoop._give_way", "await asyncio.sleep(_GIVE_WAY)", "pass"),),
+        (Edit(_STREAM, "StreamLoop._give_way", "await asyncio.sleep(GIVE_WAY)", "pass"),),
         (f"{_GIVING_WAY}::test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_does_not",),
     ),
     Mutation(
         "gives-way-in-a-series",
         "A worker lets others go first after each event, so that a series of events comes late.",
-        (Edit(_STREAM, "StreamLoop._give_way", "self._last_event - last > _APART", "last"),),
+        (Edit(_STREAM, "StreamLoop._give_way", "self._last_event - last > APART", "last"),),
         (f"{_GIVING_WAY}::test_events_in_series_are_not_late",),
     ),
     Mutation(
@@ -538,7 +538,7 @@ WORKER_MUTATIONS = (
         "lost-claim-is-a-failure",
         "A claim whose reply was lost is held by this worker and run by nobody until its lease lapses.",
         (
-            Edit(_SENDER, "Sender._claim_group",
+            Edit(_SENDER, "Sender.claim_group",
                  "left = await self._recovery.recover(attempt, read_again_first=not is_timeout)",
                  "left = task_ids\nself._scope.signals.tasks_doubtful.send(task_ids)"),
         ),
@@ -650,7 +650,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "share-of-former-ranks",
         "A share scan that was under way when a worker came queues the other's tasks as if they were its own.",
-        (Edit(_BATCHES, "Batches._take", "== self._ranks.version", "is not None"),),
+        (Edit(_BATCHES, "Batches.take", "== self._ranks.version", "is not None"),),
         (f"{_SHARES}::test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew",),
     ),
     Mutation(
@@ -762,7 +762,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "last-tasks-of-others-claimed-ahead",
         "At the end of a backlog, workers claim each other's tasks before they have slots for them.",
-        (Edit(_CLAIMER, "Claimer._launch", "or self._is_helping_at_end(now)", ""),),
+        (Edit(_CLAIMER, "Claimer.launch", "or self._is_helping_at_end(now)", ""),),
         (_LAST_OF_OTHERS,),
     ),
     Mutation(
@@ -841,7 +841,7 @@ WORKER_MUTATIONS = (
     Mutation(
         "out-of-time-kept-alive",
         "A handler that blocks the loop for good holds its task for good, whatever run_timeout_ms says.",
-        (Edit(_PINGER, "Pinger._is_to_ping", "min(run.trusted_until, run.deadline + _OVERTIME)", "run.trusted_until"),),
+        (Edit(_PINGER, "Pinger._is_to_ping", "min(run.trusted_until, run.deadline + OVERTIME)", "run.trusted_until"),),
         (f"{_CAUGHT}::test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts",),
     ),
     Mutation(

@@ -21,6 +21,7 @@ from mtask.parts import assembly
 from mtask.parts.assembly import Worker
 from mtask.parts.worker import WorkerOptions
 from tests.clients import with_options
+from tests.explaining import only
 from tests.mongo import PATIENCE, Client, until
 
 T = TypeVar("T")
@@ -110,11 +111,11 @@ class Bench:
 
     def stop_stream(self) -> None:
         """From now on, the worker learns of tasks only by scans."""
-        self.worker.parts.stream._take = lambda event: True  # type: ignore[method-assign]
+        self.worker.parts.stream.take = lambda event: True  # type: ignore[method-assign]
 
     def resume_stream(self) -> None:
         """Undo `stop_stream`."""
-        vars(self.worker.parts.stream).pop("_take", None)
+        vars(self.worker.parts.stream).pop("take", None)
 
     def stop_scans(self) -> None:
         """From now on, the worker learns of tasks only by the change stream. A scan would hide a lost event."""
@@ -123,18 +124,18 @@ class Bench:
         async def nothing(*_: object, **__: object) -> None:
             scans._wake.clear()
 
-        scans._scan = scans._upkeep = nothing
+        scans.scan = scans.upkeep = nothing
 
     @contextmanager
     def backed_up(self) -> Iterator[None]:
         """Let the worker claim nothing during the block, as if its finisher were behind."""
         claimer: Any = self.worker.parts.claimer
-        is_backed_up = claimer._is_backed_up
-        claimer._is_backed_up = lambda: True
+        is_backed_up = claimer.is_backed_up
+        claimer.is_backed_up = lambda: True
         try:
             yield
         finally:
-            claimer._is_backed_up = is_backed_up
+            claimer.is_backed_up = is_backed_up
 
     @contextmanager
     def failing(self, *commands: str, times: int, **what: Any) -> Iterator[None]:
@@ -231,7 +232,7 @@ class Between:
         """Run the operation call by call. Act after the first answer."""
         call = next(operation)
         while True:
-            answer = await self._run(_only(call))
+            answer = await self._run(only(call))
             if self._amid is not None:
                 amid, self._amid = self._amid, None
                 await amid()
@@ -239,10 +240,6 @@ class Between:
                 call = operation.send(answer)
             except StopIteration as stop:
                 return cast(T, stop.value)
-
-
-def _only(call: Any) -> Generator[Any, Any, Any]:
-    return (yield call)
 
 
 def between(store: AsyncStore, operation: str, **steps: Any) -> Between:
@@ -256,7 +253,7 @@ def between(store: AsyncStore, operation: str, **steps: Any) -> Between:
 
 def set_queue_capacity(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let a worker that is built from now on hold so many due tasks."""
-    monkeypatch.setattr(assembly, "_QUEUE_CAPACITY", count)
+    monkeypatch.setattr(assembly, "QUEUE_CAPACITY", count)
 
 
 def set_horizon(monkeypatch: pytest.MonkeyPatch, horizon: timedelta) -> None:

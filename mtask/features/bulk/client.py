@@ -28,8 +28,8 @@ from mtask.search.counts import Count
 
 #: The pause after a batch, as a multiple of the batch's time: 1 leaves half of the time to others.
 _PAUSE = 1.0
-#: The pause before it is looked whether another process still carries the bulk change out, in seconds.
-_LOOK_AGAIN = 1.0
+#: The pause before it is looked whether another process still carries the bulk change out, in seconds. Tests tune it.
+LOOK_AGAIN = 1.0
 _INTENTS: Mapping[Action, Intent] = {"cancel": "bulk cancel", "retry": "bulk retry", "remove": "bulk remove"}
 
 
@@ -183,4 +183,4 @@ class Carrying:
 
     def pause(self, took: float) -> float:
         """Return the pause after a batch, in seconds. `took`: the time that the batch took, in seconds."""
-        return took * _PAUSE if self.is_ours else _LOOK_AGAIN
+        return took * _PAUSE if self.is_ours else LOOK_AGAIN

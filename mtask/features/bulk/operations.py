@@ -152,7 +152,7 @@ def step(bulk_id: str, holder: str, relays: Sequence[Relay]) -> Operation[Step]:
         unchanged = {**still, "task_state.cancel_requested": False, **filters.by_ids([*flow_keys])}
         left -= len(flow_keys) - (yield tasks("count_documents", unchanged))
         still["$and"].append({"_id": {"$nin": [*flow_keys]}})
-    changed = (yield from _change(bulk.action, still)) if ids else 0
+    changed = (yield from change_batch(bulk.action, still)) if ids else 0
     if ids and bulk.action == "cancel":
         with suppress(DatabaseError):  # any worker does the rest within seconds
             yield from settle_all(relays, ids)
@@ -198,7 +198,7 @@ def _change_flows(
     return done
 
 
-def _change(action: Action, still: filters.Filter) -> Operation[int]:
+def change_batch(action: Action, still: filters.Filter) -> Operation[int]:
     """Change a batch of tasks, those that still are as they were asked for; return their number."""
     if action == "remove":
         # A live run ends sooner if its worker is asked first.

@@ -17,8 +17,8 @@ from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 
 #: The time between two rounds of removals, in seconds. It varies at random by up to a half, so that workers do not
-#: begin together.
-_INTERVAL = 60.0
+#: begin together. Tests tune it.
+INTERVAL = 60.0
 _SUCCESS = (TaskStatus.SUCCESS,)
 _FAIL = (TaskStatus.FAIL, TaskStatus.CANCELED)
 
@@ -53,12 +53,12 @@ class Retention(Part):
         while not self._is_stopping:
             self._wake.clear()
             try:
-                await self._remove_surplus()
+                await self.remove_surplus()
             except MtaskError as error:
                 logger.warning("retention failed, will be done again", extra=fields(reason=told(error)))
             except Exception:
                 logger.exception("retention failed, and goes on")
-            pause = _INTERVAL * (0.5 + random.random())
+            pause = INTERVAL * (0.5 + random.random())
             await wake_or_wait(self._wake, pause if self._controls.keeps else None)
 
     async def until_landed(self) -> None:
@@ -66,7 +66,8 @@ class Retention(Part):
         async with self._removing:
             pass
 
-    async def _remove_surplus(self) -> None:
+    async def remove_surplus(self) -> None:
+        """Remove the finished tasks of each queue that are more than it keeps."""
         for queue in list(self._controls.keeps):
             for statuses in (_SUCCESS, _FAIL):
                 await self._remove(queue, statuses)

@@ -112,7 +112,7 @@ class Vault:
             ids = [key_id for key_id in key_ids if _is_old(self._by_id.get(key_id), now)]
             if not wanted and not ids:
                 return
-            found = self._find(wanted, ids)
+            found = self.find(wanted, ids)
             engine = self._engine() if any(_MATERIAL in document for document in found) else None
             loaded = [self._loaded(document, engine) for document in found]
             there = set()
@@ -156,7 +156,8 @@ class Vault:
             for name in self._by_name.keys() - self._all:
                 self._by_name[name] = self._without(name, now)
 
-    def _find(self, names: Collection[str], key_ids: Collection[bytes]) -> list[Document]:
+    def find(self, names: Collection[str], key_ids: Collection[bytes]) -> list[Document]:
+        """Return the documents of these data keys. Raises subclasses of DatabaseError."""
         by_name = {"keyAltNames": {"$in": [ALT_NAME + name for name in names]}}
         by_id = {"_id": {"$in": [Binary(key_id, UUID_SUBTYPE) for key_id in key_ids]}}
         found: list[Document] = self._ask(lambda: self._collection().find({"$or": [by_name, by_id]}).to_list())
@@ -239,7 +240,7 @@ class Vault:
             )
         )
         with self._lock:
-            found = self._find([checked], [])
+            found = self.find([checked], [])
             if any(_MATERIAL in document for document in found):
                 raise DataKeyExists(checked)
             # The remains of a removed key give its name away.

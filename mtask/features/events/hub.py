@@ -19,9 +19,9 @@ from mtask.features.events.task_events import TaskEvent
 from mtask.web.settings import WebSettings
 
 logger = logging.getLogger("mtask.web")
-#: Times in seconds. _POLL: the length of one request for events. _LINGER: the time without viewers after which the hub
-#: closes its stream. _PAUSE: the time before a failed stream is opened again.
-_POLL, _LINGER, _PAUSE = 1.0, 10.0, 1.0
+#: Times in seconds. _POLL: the length of one request for events. LINGER: the time without viewers after which the hub
+#: closes its stream. _PAUSE: the time before a failed stream is opened again. Tests tune `LINGER`.
+_POLL, LINGER, _PAUSE = 1.0, 10.0, 1.0
 
 Selects = Callable[[TaskEvent], bool]
 
@@ -160,7 +160,7 @@ class Hub:
                 await self._pass_on(self._events)
                 if self._viewers:
                     seen = loop.time()
-                elif loop.time() - seen > _LINGER:
+                elif loop.time() - seen > LINGER:
                     async with self._opening:
                         if not self._viewers:
                             return

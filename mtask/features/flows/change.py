@@ -54,7 +54,7 @@ def cancel(key: str, relays: Sequence[Relay], *, everything: bool) -> Operation[
     matched = flows.cancelable(key, everything=everything)
     changed: dict[str, None] = {}
     for _ in range(_PASSES):
-        ids = yield from _change_all(matched, requests.cancel(), _WAITING_FIRST)
+        ids = yield from change_all(matched, requests.cancel(), _WAITING_FIRST)
         # A step that has succeeded may owe a next task. This task must exist before it can be canceled.
         owing = yield from _owing(key)
         if not ids and not owing:
@@ -71,7 +71,7 @@ def cancel_steps(key: str, relays: Sequence[Relay], among: filters.Filter, own: 
     `own` matches the steps whose ends are the user's. It must match those of `among`, whatever their status.
     """
     matched = {"$and": [flows.cancelable(key, everything=True), among]}
-    ids = yield from _change_all(matched, requests.cancel(), _WAITING_FIRST)
+    ids = yield from change_all(matched, requests.cancel(), _WAITING_FIRST)
     yield from settle_all(relays, ids)
     return len(ids) + len((yield from _own(ids, own)))
 
@@ -190,7 +190,7 @@ def _open(matched: filters.Filter, task_ids: Sequence[str], pipeline: Pipeline) 
         yield from change({**filters.by_ids(task_ids[start : start + BATCH]), **matched}, pipeline)
 
 
-def _change_all(matched: filters.Filter, pipeline: Pipeline, order: list[tuple[str, int]]) -> Operation[list[str]]:
+def change_all(matched: filters.Filter, pipeline: Pipeline, order: list[tuple[str, int]]) -> Operation[list[str]]:
     """Change all steps that match, in this order; return their ids. A changed step no longer matches."""
     changed: list[str] = []
     for _ in range(2 * MAX_STEPS // BATCH):

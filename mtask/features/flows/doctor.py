@@ -137,16 +137,17 @@ def with_ended_holder(limit: int) -> Operation[list[Document]]:
 
     Each row has the field `holder`: the holder's status, or None if there is no such task.
     """
-    found = yield from _find_ended_holders({}, limit)
+    found = yield from find_ended_holders({}, limit)
     if not found:
         return []
     # The server reads a step before its holder. The holder may have ended and released the step in between. Such a step
     # is no longer found by a second search.
-    again = yield from _find_ended_holders(filters.by_ids([row["_id"] for row in found]), limit)
+    again = yield from find_ended_holders(filters.by_ids([row["_id"] for row in found]), limit)
     return again
 
 
-def _find_ended_holders(among: filters.Filter, limit: int) -> Operation[list[Document]]:
+def find_ended_holders(among: filters.Filter, limit: int) -> Operation[list[Document]]:
+    """Return those of these steps whose holder has ended, at most `limit`. `with_ended_holder` asks twice."""
     held = {**among, "flow.held_by": {"$exists": True}, **_WAITING, **_UNMARKED}
     is_open = {"$or": [{"$not": [x.is_final()]}, statements.owes()]}
     will_tell = {"$and": [is_open, {"$ne": ["$flow.unwatched", True]}]}

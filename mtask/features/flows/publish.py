@@ -252,8 +252,8 @@ def take(key: str, count: int) -> Operation[None]:
 BATCH, BATCH_BYTES = 500, 1024 * 1024
 #: The most results that one statement reads.
 PAGE = 100
-#: How often children are added anew because another change of the parent comes in between.
-_ROUNDS = 100
+#: How often children are added anew because another change of the parent comes in between. Tests tune it.
+ROUNDS = 100
 
 
 def make_room(key: str, parent_id: str, children: Sequence[OwedTask]) -> Operation[None]:
@@ -307,7 +307,7 @@ def _append(parent_id: str, run_id: str, children: Sequence[OwedTask]) -> Operat
     """Let the parent owe these children; return the part of its document that holds them."""
     ids = {child.task_id for child in children}
     guard, view = statements.may_add(parent_id, run_id), {"owed_tasks": 1, "owed_since": 1}
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         changed = yield tasks(
             "find_one_and_update",
             guard,

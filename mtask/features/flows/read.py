@@ -173,8 +173,8 @@ def _status(row: Document) -> str:
 
 #: The most tasks that one statement changes or reads.
 BATCH = 500
-#: More tasks than a flow can have.
-_MANY = 4 * MAX_STEPS
+#: More tasks than a flow can have. Tests tune it.
+MANY = 4 * MAX_STEPS
 _STATUSES = frozenset(status.value for status in TaskStatus)
 
 
@@ -335,7 +335,7 @@ def at_one_moment(
     while parts:
         part = parts.pop()
         concern = {"level": "snapshot"} if moment is None else {"level": "snapshot", "atClusterTime": moment}
-        options = {"projection": view, "hint": hint, "batchSize": _MANY, "readConcern": concern}
+        options = {"projection": view, "hint": hint, "batchSize": MANY, "readConcern": concern}
         cursor = (yield command("find", TASKS, filter=match(part), **options))["cursor"]
         moment = cursor.get("atClusterTime", moment)
         if not cursor["id"]:

@@ -24,7 +24,8 @@ from mtask.kernel.worker.process.part import Part
 from mtask.kernel.worker.process.state import Scope
 
 #: The time after which any worker tells the other tasks of a flow of a change. Usually whoever made the change does.
-_OWED_GRACE = timedelta(seconds=2)
+#: Tests tune it.
+OWED_GRACE = timedelta(seconds=2)
 #: The most batches of changes that one scan settles. A batch that cannot be settled now must not hold up the scan.
 _OWED_ROUNDS = 40
 #: While no flows are known, each n-th regular scan looks for a task that owes others something: every 20 s. With flows,
@@ -104,7 +105,7 @@ class FlowPart(Part):
     async def _settle_owed(self) -> None:
         """Tell the tasks of flows of changes of which they have not been told, because a process died, for example."""
         for _ in range(_OWED_ROUNDS):
-            task_ids = await self._store.run(read.owed(_OWED_GRACE, besides=self._owed.left_alone()))
+            task_ids = await self._store.run(read.owed(OWED_GRACE, besides=self._owed.left_alone()))
             random.shuffle(
                 task_ids
             )  # several workers may find the same changes: each takes them in an order of its own

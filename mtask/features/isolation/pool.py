@@ -35,8 +35,8 @@ _LOOK = 0.05
 #: `_GROUP` of them. So one finish and one claim serve several runs.
 _GATHER, _GROUP = 0.1, 50
 #: The longest time for which a run waits while all executors work, in seconds. After this time the run is handed back:
-#: the handlers take longer than those before.
-_PATIENCE = 1.0
+#: the handlers take longer than those before. Tests tune it.
+PATIENCE = 1.0
 #: The time in which an executor must have started, in seconds. Importing an app may take long on a busy machine.
 _START_LIMIT = 120.0
 #: The pause before another executor is started after one could not start, in seconds.
@@ -347,7 +347,7 @@ class Executors(Part):
         for executor in busy:
             executor.look()
         if busy:
-            self._lose_patience(monotonic() - _PATIENCE)
+            self._lose_patience(monotonic() - PATIENCE)
             self._look_soon()
 
     def _lose_patience(self, began: float) -> None:

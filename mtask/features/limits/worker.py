@@ -48,8 +48,8 @@ _MAX_RECLAIM = 5.0
 #: The most pools that one search for the permits of dead runs covers.
 _MAX_POOLS = 200
 #: The pause before the next request to a pool whose permits are all in use, in seconds. A returned permit is told at
-#: once: this is for what was not told. It must be shorter than `permits.WAIT_MS`.
-_POLL = 2.0
+#: once: this is for what was not told. It must be shorter than `permits.WAIT_MS`. Tests tune it.
+POLL = 2.0
 #: A pool of starts is asked this time before another start is permitted, in seconds. The starts that are permitted soon
 #: after it, within `_TOGETHER`, are asked for together.
 _LEAD = 0.6 * LEAD_MS / 1000
@@ -57,7 +57,8 @@ _TOGETHER = timedelta(milliseconds=LEAD_MS) - timedelta(seconds=_LEAD)
 #: The time that the call of a handler may take, in seconds: its first line runs so much later than it is counted.
 _CALL = 0.001
 #: The time before the end of a permit at which a handler begins at the latest, in seconds: the way to its first line.
-_BEGIN = 0.2
+#: Tests tune it.
+BEGIN = 0.2
 #: The longest time for which starts are gathered that are to be stored, in seconds; for windows under 1 s, this part.
 _GATHER = 0.03
 #: The first and the longest pause while free permits are left for better tasks of other workers, in seconds.
@@ -203,7 +204,7 @@ class Limits(Part):
         pools = Counter(pool for entry in picked for pool in self.pools.of(lane_of(entry)))
         if pools:
             # Others may have taken the next ones, too: see how many are gone in a few lookups.
-            self._let_ask({pool: _NEXT * count for pool, count in pools.items()})
+            self.let_ask({pool: _NEXT * count for pool, count in pools.items()})
             self._wake.set()  # none may be left of those that are listed
         self.look_for_more()
 
@@ -261,7 +262,7 @@ class Limits(Part):
                     self._take_answer(request, answer, *before[request.pool])
                     # These ask no wider pool, so other tasks may.
                     wider = (self.pools.wider(lane_of_task(task), request.pool) for task in lost)
-                    self._let_ask(Counter(chain.from_iterable(wider)))
+                    self.let_ask(Counter(chain.from_iterable(wider)))
                     refuse(
                         [task for task in lost if task.id not in answer.under_way],
                         [task for task in lost if task.id in answer.under_way],
@@ -312,7 +313,7 @@ class Limits(Part):
             return
         if not answer.is_full and not answer.is_listed:
             if self.pools.states.pop(pool, None) is not None:
-                self._let_ask({pool: inf})
+                self.let_ask({pool: inf})
             return
         state = self.pools.state(pool)
         state.is_listed, state.withdraw_at = answer.is_listed, inf
@@ -322,7 +323,7 @@ class Limits(Part):
             self.pools.show(pool, listed, are_all=len(request.waiting) < self._requests.most_waiting(pool))
         if not answer.is_full:
             self._see_to(pool)
-            self._open({pool: inf})  # not `_let_ask`: the tasks that have just got their permits still count as asking
+            self._open({pool: inf})  # not `let_ask`: the tasks that have just got their permits still count as asking
             return
         now = monotonic()
         state.budget = 0
@@ -336,14 +337,14 @@ class Limits(Part):
         next_time = answer.next_time(self._clock.now())
         next_start = inf if next_time is None else max(self._clock.monotonic_of(next_time) - _LEAD, now)
         state.coming = 0
-        if next_start <= now + _POLL or (next_start < inf and not answer.is_listed):
+        if next_start <= now + POLL or (next_start < inf and not answer.is_listed):
             # All workers know this time. Those that ask at the same time would ask for the same tasks.
             state.retry_at = next_start + answer.peer_cnt * _SPREAD * random.random()
             state.coming = max(answer.count_within(_TOGETHER), int(self.pools.rate(pool) * _TOGETHER.total_seconds()))
         elif next_start < inf:
-            state.retry_at = now + _POLL  # or what is listed would no longer hold when the start is free
+            state.retry_at = now + POLL  # or what is listed would no longer hold when the start is free
         elif answer.is_crowded:
-            state.retry_at = now + _POLL * (0.75 + random.random() / 4)
+            state.retry_at = now + POLL * (0.75 + random.random() / 4)
         else:
             pause = min(_GIVE_WAY * 2 ** min(state.refusals, 8), _MAX_GIVE_WAY)
             state.retry_at = now + pause * (0.5 + random.random())
@@ -382,7 +383,7 @@ class Limits(Part):
             logger.warning(
                 "permits not settled: they are reclaimed later", extra=fields(tasks=len(gone), reason=told(error))
             )
-        self._let_ask(Counter(pool for task_id in gone for pool in admitted.granted.get(task_id, ())))
+        self.let_ask(Counter(pool for task_id in gone for pool in admitted.granted.get(task_id, ())))
 
     # --- permits of runs ------------------------------------------------------------------------------------
 
@@ -410,7 +411,7 @@ class Limits(Part):
             # Until then, the start is counted for later than it is. A handler that begins after it would be counted for
             # earlier, and so the window could have one too many.
             now = monotonic()
-            run.begin_by = now + admitted.claim_by.timestamp() - self._clock.latest(now) - _BEGIN
+            run.begin_by = now + admitted.claim_by.timestamp() - self._clock.latest(now) - BEGIN
         loop, thread = asyncio.get_running_loop(), get_ident()
 
         def begin() -> None:
@@ -461,7 +462,7 @@ class Limits(Part):
             pools = Counter(entry.pool for entry in held)
             for pool in pools:
                 self._see_to(pool)
-            self._let_ask(pools)
+            self.let_ask(pools)
 
     def _see_to(self, pool: PermitPool) -> None:
         """Ask this pool soon, or withdraw what it lists: for what this worker asks itself, no other one is called."""
@@ -477,7 +478,7 @@ class Limits(Part):
             await wake_or_wait(self._wake, None if next_time == inf else max(0.0, next_time - monotonic()))
             try:
                 await self._withdraw()
-                await self._reclaim_dead()
+                await self.reclaim_dead()
             except DatabaseError as error:
                 logger.warning(
                     "permits of dead runs not reclaimed, will be tried again", extra=fields(reason=told(error))
@@ -502,14 +503,14 @@ class Limits(Part):
             if state.retry_at > now:
                 continue
             if self.windows.waits_for(pool):
-                state.retry_at = now + _POLL
+                state.retry_at = now + POLL
                 due[pool] = state.coming or 1
                 state.coming = 0
             elif state.is_listed:
                 state.withdraw_at, state.retry_at = now, now + _ANSWER
             else:
                 del self.pools.states[pool]
-        self._let_ask(due)
+        self.let_ask(due)
 
     def called(self, pool_id: str, call: object) -> None:
         """Ask the pool again: permits are left for tasks that wait in this worker."""
@@ -517,7 +518,7 @@ class Limits(Part):
         if (state := self.pools.states.get(pool)) is not None:
             state.news += 1
             state.withdraw_at = min(state.withdraw_at, monotonic() + _ANSWER)
-            self._let_ask({pool: left_by(call)})
+            self.let_ask({pool: left_by(call)})
             self._wake.set()
 
     def limits_changed(self) -> None:
@@ -526,7 +527,7 @@ class Limits(Part):
         self.windows.sort_anew()
         self._wake.set()
 
-    def _let_ask(self, counts: Mapping[PermitPool, float]) -> None:
+    def let_ask(self, counts: Mapping[PermitPool, float]) -> None:
         """Let more tasks ask these pools, this number of each.
 
         Where others wait, one request is made after the other: two at once would compete for the same permits.
@@ -589,7 +590,7 @@ class Limits(Part):
                 await self._store.run(permits.take(requests, self._worker_id, "none"))
             # A request that was sent meanwhile may have come first, and what it listed is gone.
             again = [pool for pool, count in asks.items() if pool in states and states[pool].asks != count]
-            self._let_ask(dict.fromkeys(again, 1))
+            self.let_ask(dict.fromkeys(again, 1))
 
     def stop_trying(self) -> None:
         """End `run`."""
@@ -604,7 +605,7 @@ class Limits(Part):
         self._is_stopping = True
         self._giving.set()
 
-    async def _reclaim_dead(self) -> None:
+    async def reclaim_dead(self) -> None:
         """Give back the permits that dead runs hold in those pools for which the search is due."""
         now = monotonic()
         crowded = {
@@ -623,7 +624,7 @@ class Limits(Part):
         reclaimed = await self._store.run(permits.reclaim(asked, self._worker_id))
         await count_lapses(self._scope, reclaimed.lapsed, reclaimed.closed_cnt)
         if reclaimed.has_found:
-            self._let_ask({pool: self.pools.width(pool) + 1 for pool in asked})
+            self.let_ask({pool: self.pools.width(pool) + 1 for pool in asked})
             return
         # The next search is due when the next lease lapses, but after `_MAX_RECLAIM` at the latest. The limit is needed
         # because a worker may close a run and die before it gives the permit back.

@@ -28,13 +28,14 @@ from mtask.kernel.worker.process.time import Backoff, wake_or_wait
 from mtask.logs import RUN, RunMarks, first_of
 
 #: The time from a line of a run that goes on to its write, and from the end of a run to the write of its last lines, in
-#: seconds. Meanwhile, others join the write.
-_EVERY, _AFTER_END = 3.0, 0.2
+#: seconds. Meanwhile, others join the write. Tests tune both.
+EVERY, AFTER_END = 3.0, 0.2
 #: The most runs and about the most bytes of one write.
 _MAX_GROUP, _MAX_GROUP_BYTES = 200, 4 * 1024 * 1024
-#: The most bytes of lines that wait to be written, of runs that are over.
-_MAX_WAITING_BYTES = 16 * 1024 * 1024
-_PAUSE, _MAX_PAUSE = 1.0, 30.0
+#: The most bytes of lines that wait to be written, of runs that are over. Tests tune it.
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+#: The pauses between tries to write, in seconds. Tests tune both.
+PAUSE, MAX_PAUSE = 1.0, 30.0
 #: The time that the last lines get at a stop, in seconds.
 _LAST_WRITES = 3.0
 
@@ -59,7 +60,7 @@ class LogKeeper(Part):
         self._is_woken = False
         self._stopped = asyncio.Event()
         self._is_made = False
-        self._pauses = Backoff(_PAUSE, _MAX_PAUSE)
+        self._pauses = Backoff(PAUSE, MAX_PAUSE)
         self._handler = RunLogHandler(self)
         self.write_cnt = 0
         self.dropped_cnt = 0  #: lines that were given up
@@ -104,7 +105,7 @@ class LogKeeper(Part):
             self._over_since = monotonic()
         self._over[log.run_id] = log
         self._over_bytes += log.size
-        while self._over_bytes > _MAX_WAITING_BYTES and len(self._over) > 1:
+        while self._over_bytes > MAX_WAITING_BYTES and len(self._over) > 1:
             dropped = self._over.pop(next(iter(self._over)))
             self._over_bytes -= dropped.size
             self.dropped_cnt += dropped.kept_cnt
@@ -143,9 +144,9 @@ class LogKeeper(Part):
 
     def _seconds_left(self) -> float | None:
         """Return the time until the next write. None: there is nothing to write."""
-        due = [self._over_since + _AFTER_END] if self._over else []
+        due = [self._over_since + AFTER_END] if self._over else []
         if self._live:
-            due.append(self._live_since + _EVERY)
+            due.append(self._live_since + EVERY)
         return max(0.0, min(due) - monotonic()) if due else None
 
     async def _write_all(self) -> bool:

@@ -39,14 +39,14 @@ logger = SureLogger("mtask.scheduler")
 #: The first value: a read covers the schedules that fire within this time. The second value: the longest time until the
 #: next read. Both are in seconds.
 _HORIZON, _READ_AGAIN = 60.0, 30.0
-#: The number of schedules that one query reads.
-_PAGE = 200
+#: The number of schedules that one query reads. Tests tune it.
+PAGE = 200
 #: The most schedules that the query excludes because they failed a short time ago. Further schedules of this kind are
-#: read and skipped.
-_MAX_LEFT_OUT = 10_000
+#: read and skipped. Tests tune it.
+MAX_LEFT_OUT = 10_000
 #: The most schedules whose last firing by this process is remembered. The same limit holds for the schedules whose last
-#: refusal is remembered.
-_MAX_REMEMBERED = 10_000
+#: refusal is remembered. Tests tune it.
+MAX_REMEMBERED = 10_000
 #: The most failed schedules that one round logs by their ids. Of the other failed schedules, only the number is logged.
 _MAX_LOGGED = 100
 #: The delay of a process that did not make the last firing, in seconds: the fixed part, and the longest random part.
@@ -151,12 +151,12 @@ class Scheduler(Part):
         began = monotonic()
         self._left_alone = {name: until for name, until in self._left_alone.items() if until > began}
         self._logged_cnt = self._unlogged_cnt = 0
-        left_out = [name for name in self._left_alone if len(name) <= MAX_ID_BYTES][-_MAX_LEFT_OUT:]
+        left_out = [name for name in self._left_alone if len(name) <= MAX_ID_BYTES][-MAX_LEFT_OUT:]
         wake_at, is_any_due = began + _READ_AGAIN, False
         page: PageEnd | None = None
         while not self._stopped.is_set():
             coming = await self._store.run(
-                schedules.coming(int(_HORIZON * 1000), _PAGE, list(self._declared), left_out, page)
+                schedules.coming(int(_HORIZON * 1000), PAGE, list(self._declared), left_out, page)
             )
             read_at, now, page = monotonic(), coming.server_time, coming.end
             if now is None:
@@ -335,5 +335,5 @@ class Scheduler(Part):
 def _remember(memory: OrderedDict[str, T], name: str, value: T) -> None:
     memory[name] = value
     memory.move_to_end(name)
-    if len(memory) > _MAX_REMEMBERED:
+    if len(memory) > MAX_REMEMBERED:
         memory.popitem(last=False)

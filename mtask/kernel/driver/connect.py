@@ -28,7 +28,8 @@ def _bounded(app_name: str) -> str:
     return app_name.encode()[:_APP_NAME_BYTES].decode(errors="ignore")
 
 
-def _options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
+def client_options(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of each client that is made here."""
     return {
         "appname": _bounded(app_name),
         "serverSelectionTimeoutMS": _SELECTION_MS,
@@ -78,7 +79,7 @@ def check_database(name: str) -> str:
 def sync_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -> SyncStore:
     """Return a store on a new client for this URI; raise InvalidURI."""
     try:
-        client: MongoClient[Document] = MongoClient(uri, **_options(app_name, extra))
+        client: MongoClient[Document] = MongoClient(uri, **client_options(app_name, extra))
     except Exception as error:
         raise _unusable(error) from None
     return SyncStore(client, database)
@@ -87,7 +88,7 @@ def sync_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -
 def async_store(uri: str, database: str, app_name: str = "mtask", **extra: Any) -> AsyncStore:
     """Return a store on a new client for this URI; raise InvalidURI."""
     try:
-        client: AsyncMongoClient[Document] = AsyncMongoClient(uri, **_options(app_name, extra))
+        client: AsyncMongoClient[Document] = AsyncMongoClient(uri, **client_options(app_name, extra))
     except Exception as error:
         raise _unusable(error) from None
     return AsyncStore(client, database)

@@ -204,9 +204,7 @@ async def deposit(context: Context, database: str, seconds: float = 0.0, goes_on
     return context.worker_id
 
 
-@app.task(queue=QUEUE)
-def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
-    """Write one effect in the task's own transaction, from a thread."""
+def _deposit(context: Context, database: str, seconds: float) -> str:
     with noted(context), context.transaction() as session:
         effects = session.client[database]["effects"]
         effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
@@ -214,18 +212,18 @@ def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
         note(context, "written")
         time.sleep(seconds)
     return context.worker_id
+
+
+@app.task(queue=QUEUE)
+def deposit_plain(context: Context, database: str, seconds: float = 0.0) -> str:
+    """Write one effect in the task's own transaction, from a thread."""
+    return _deposit(context, database, seconds)
 
 
 @app.task(queue=QUEUE, isolation="process")
 def deposit_isolated(context: Context, database: str, seconds: float = 0.0) -> str:
     """Write one effect in the task's own transaction, from an executor."""
-    with noted(context), context.transaction() as session:
-        effects = session.client[database]["effects"]
-        effect = {"task_id": context.task.id, "run_id": context.run_id, "worker_id": context.worker_id}
-        effects.insert_one(effect, session=session)
-        note(context, "written")
-        time.sleep(seconds)
-    return context.worker_id
+    return _deposit(context, database, seconds)
 
 
 @app.task(queue=QUEUE)

@@ -33,9 +33,9 @@ def rest_often() -> None:
     if find_spec("mtask.kernel.worker.discovery.stream") is not None:
         from mtask.kernel.worker.discovery import fleet, stream
 
-        fleet._FLEET = 2
+        fleet.FLEET = 2
         # One of the run's queues has a limit.
-        stream.Hearing._is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
+        stream.Hearing.is_plain = property(lambda _: True)  # type: ignore[assignment, method-assign]
         if not is_resting:
             stream.WIDE_FOR = 0.5
 

@@ -84,23 +84,20 @@ def kill_all_workers(world: World, random: Random) -> None:
 
 def freeze_worker(world: World, random: Random) -> None:
     """SIGSTOP a worker beyond its leases, then SIGCONT."""
-    frozen = random.uniform(5.0, 9.0)
-    with world.any_place(world.workers.places, random) as place:
-        if place is not None:
-            with world.fault("freeze worker", place.name):
-                place.freeze()
-                world.wait(frozen)
-                place.thaw()
+    _freeze(world, random, world.workers.places, "freeze worker", random.uniform(5.0, 9.0))
 
 
 def freeze_publisher(world: World, random: Random) -> None:
     """SIGSTOP a publisher for a while."""
-    frozen = random.uniform(2.0, 8.0)
-    with world.any_place(world.publishers.places, random) as place:
+    _freeze(world, random, world.publishers.places, "freeze publisher", random.uniform(2.0, 8.0))
+
+
+def _freeze(world: World, random: Random, places: Sequence[Place], name: str, seconds: float) -> None:
+    with world.any_place(places, random) as place:
         if place is not None:
-            with world.fault("freeze publisher", place.name):
+            with world.fault(name, place.name):
                 place.freeze()
-                world.wait(frozen)
+                world.wait(seconds)
                 place.thaw()
 
 

@@ -111,7 +111,7 @@ def test_a_finding_that_has_passed_is_not_reported(store: SyncStore, monkeypatch
     """The holder ends, and releases the step, between the reads of the two: only a second search tells."""
     succeed(store, "work:f/a", claim(store, "work:f/a"))
     change(store, "a", unset={"owed_since": 1})
-    search = doctor._find_ended_holders
+    search = doctor.find_ended_holders
     searched: list[object] = []
 
     def searching(among: Any, limit: int) -> Any:
@@ -121,7 +121,7 @@ def test_a_finding_that_has_passed_is_not_reported(store: SyncStore, monkeypatch
             store.run(settling.decide(["work:f/b"]))
         return rows
 
-    monkeypatch.setattr(doctor, "_find_ended_holders", searching)
+    monkeypatch.setattr(doctor, "find_ended_holders", searching)
     assert store.run(doctor.with_ended_holder(20)) == []
     assert len(searched) == 2
 

@@ -22,6 +22,7 @@ from mtask.database import setup
 from mtask.errors import ControlUnconfirmed, InvalidInput, TaskNotFound
 from mtask.features.audit_log.client import acting_as
 from mtask.features.audit_log.rules import KEPT_FOR
+from tests import build
 from tests.clients import AnyClient, open_store
 from tests.mongo import Client as Mongo
 
@@ -161,24 +162,7 @@ def test_a_pause_that_no_worker_confirms_is_written_down_as_stored(
     client: AnyClient, database_name: str, mongo: Mongo
 ) -> None:
     client.init()
-    now = client.server_time()
-    worker = {
-        "_id": "w",
-        "incarnation": "i",
-        "host": "h",
-        "pid": 1,
-        "status": "running",
-        "started_time": now,
-        "heartbeat_time": now,
-        "heartbeat_expire_time": now + timedelta(hours=1),
-        "queues": ["mail"],
-        "names": [],
-        "concurrency": 1,
-        "running_cnt": 0,
-        "version": "1",
-        "control": {},
-    }
-    mongo[database_name]["workers"].insert_one(worker)
+    mongo[database_name]["workers"].insert_one(build.worker(now=client.server_time(), queues=["mail"]))
     with pytest.raises(ControlUnconfirmed):
         client.pause(queue="mail", timeout=0.05)
     assert described(client.actions()) == [("pause", "queue:mail", "done")]

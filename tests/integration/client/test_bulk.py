@@ -32,7 +32,7 @@ def fill(client: Any, store: SyncStore, *, prefix: str = "", count: int = COUNT)
 @pytest.fixture(autouse=True)
 def batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "BATCH", 10)
-    monkeypatch.setattr(requests, "_LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(requests, "LOOK_AGAIN", 0.05)
 
 
 def test_a_plan_counts_and_changes_nothing_and_a_run_retries_each_task_once(
@@ -63,7 +63,7 @@ def test_what_fails_again_meanwhile_is_not_retried_for_ever(
     if client.kind != "sync":
         pytest.skip("the operation is the same for each kind")
     fill(client, store)
-    change = bulk._change
+    change = bulk.change_batch
 
     def failing_at_once(action: Any, still: Any) -> Any:
         changed = yield from change(action, still)
@@ -71,7 +71,7 @@ def test_what_fails_again_meanwhile_is_not_retried_for_ever(
             fail(store, row["_id"], claim(store, row["_id"]), "at once")
         return changed
 
-    monkeypatch.setattr(bulk, "_change", failing_at_once)
+    monkeypatch.setattr(bulk, "change_batch", failing_at_once)
     done = client.run_bulk(client.plan_bulk("retry", name="a").plan)
     assert done.done_cnt == COUNT
     assert client.count(status="FAIL") == COUNT
@@ -157,16 +157,16 @@ def test_a_batch_whose_end_was_not_written_is_done_again_without_harm(
         pytest.skip("the operation is the same for each kind")
     fill(client, store)
     begun = client.begin_bulk(client.plan_bulk("retry", status="FAIL").plan)
-    change = bulk._change
+    change = bulk.change_batch
 
     def dying(action: Any, still: Any) -> Any:
         yield from change(action, still)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bulk, "_change", dying)
+    monkeypatch.setattr(bulk, "change_batch", dying)
     with pytest.raises(KeyboardInterrupt):
         store.run(bulk.step(begun.bulk_id, "dies", RELAYS))
-    monkeypatch.setattr(bulk, "_change", change)
+    monkeypatch.setattr(bulk, "change_batch", change)
     for row in store.tasks.find({"task_state.status": "INIT"}):
         fail(store, row["_id"], claim(store, row["_id"]), "again")
     store.database["bulks"].update_one({"_id": begun.bulk_id}, {"$set": {"lease_expire_time": begun.begin_time}})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mtask import Flow, TaskSpec
 from mtask.errors import InvalidInput, WorkersTooOld
+from tests import build
 from tests.clients import AnyClient
 from tests.mongo import Client as Mongo
 
@@ -73,25 +73,7 @@ def test_nothing_is_published_while_a_live_worker_would_tell_nobody(
     client: AnyClient, mongo: Mongo, database_name: str
 ) -> None:
     client.init()
-    now = client.server_time()
-    old = {
-        "_id": "old",
-        "incarnation": "i",
-        "host": "h",
-        "pid": 1,
-        "status": "running",
-        "started_time": now,
-        "heartbeat_time": now,
-        "heartbeat_expire_time": now + timedelta(hours=1),
-        "queues": ["default"],
-        "names": ["t"],
-        "concurrency": 1,
-        "running_cnt": 0,
-        "version": "0.1",
-        "schema_revision": 5,
-        "control": {},
-    }
-    mongo[database_name]["workers"].insert_one(old)
+    mongo[database_name]["workers"].insert_one(build.worker(now=client.server_time(), names=["t"], schema_revision=5))
     flow = Flow("f")
     flow.add("a", "t", callback={"url": URL})
     spec = TaskSpec("t", key="k", callback={"url": URL})

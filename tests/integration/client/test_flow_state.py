@@ -26,7 +26,7 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.statements.outbox import OwedTask
 from mtask.parts.relays import RELAYS
 from tests.clients import AnyClient, claim, fail, meanwhile, succeed
-from tests.explaining import examined_by
+from tests.explaining import examined_by, only
 from tests.integration import stores
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually, streams
@@ -302,7 +302,7 @@ def test_cancel_owns_the_ends_that_others_settled_meanwhile(
 ) -> None:
     """Another process settles a's cancel, and so ends b and c, before the call comes to them."""
     published(reader)
-    change = operating._change_all
+    change = operating.change_all
     passes: list[Any] = []
 
     def slowly(matched: Any, *further: Any) -> Any:
@@ -314,7 +314,7 @@ def test_cancel_owns_the_ends_that_others_settled_meanwhile(
             return changed
         return (yield from change(matched, *further))
 
-    monkeypatch.setattr(operating, "_change_all", slowly)
+    monkeypatch.setattr(operating, "change_all", slowly)
     changed = reader.cancel_flow("f")
     assert sorted(changed.task_ids) == [task_id("a"), task_id("b"), task_id("c")]
     reader.retry(NAME, "f/a")
@@ -395,12 +395,8 @@ def each_sent(store: SyncStore, operation: Operation[Any]) -> Iterator[Call]:
             call = operation.send(answer)
         except StopIteration:
             return
-        answer = store.run(_only(call))
+        answer = store.run(only(call))
         yield call
-
-
-def _only(call: Call) -> Operation[Any]:
-    return (yield call)
 
 
 def test_retry_of_a_flow_holds_when_another_settles_between_its_batches(

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from mtask.errors import (
     WorkerNotFound,
 )
 from mtask.kernel.driver.stores import SyncStore
+from tests import build
 from tests.clients import AnyClient, claim, fail, is_claimable, server_now, succeed
 from tests.mongo import Client as Mongo
 from tests.mongo import eventually
@@ -218,7 +219,7 @@ def test_retry_lets_a_failed_task_run_again(client: AnyClient, store: SyncStore,
     client.publish("a", key="k", max_unexpected_retries=0)
     fail(store, "a:k", claim(store, "a:k"), final=final)
     task = client.retry("a", "k")
-    assert (task.status, task.task_state.failed_cnt) == (TaskStatus.INIT, 0)
+    assert (task.status, task.task_state.failed_cnt, task.task_state.finish_time) == (TaskStatus.INIT, 0, None)
     assert [(run.status, run.past) for run in task.runs] == [(RunStatus.FAIL, True)]
     succeed(store, "a:k", claim(store, "a:k"))
     assert client.get("a", "k").status is TaskStatus.SUCCESS
@@ -326,32 +327,11 @@ def test_removed_task_is_gone_and_its_key_is_free_again(client: AnyClient, store
 # --- workers ----------------------------------------------------------------------------------------------
 
 
-def a_worker(worker_id: str, **changes: Any) -> dict[str, Any]:
-    now = datetime.now(UTC)
-    return {
-        "_id": worker_id,
-        "incarnation": "i",
-        "host": "h",
-        "pid": 1,
-        "status": "running",
-        "started_time": now,
-        "heartbeat_time": now,
-        "heartbeat_expire_time": now + timedelta(hours=1),
-        "queues": ["default"],
-        "names": ["a"],
-        "concurrency": 10,
-        "running_cnt": 0,
-        "version": "0",
-        "control": {"stop": False, "concurrency": None},
-        **changes,
-    }
-
-
 def test_workers_are_listed_stopped_and_resized(client: AnyClient, mongo: Mongo) -> None:
     client.init()
     workers = mongo[client.client.database_name]["workers"]
-    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
-    workers.insert_many([a_worker("w1"), a_worker("w2"), a_worker("dead", heartbeat_expire_time=long_ago)])
+    now = client.server_time()
+    workers.insert_many([build.worker("w1", now), build.worker("w2", now), build.worker("dead")])
 
     assert {worker.worker_id for worker in client.workers()} == {"w1", "w2"}
     assert {worker.worker_id for worker in client.workers(live_only=False)} == {"w1", "w2", "dead"}

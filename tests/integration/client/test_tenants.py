@@ -425,8 +425,8 @@ def test_cursors_of_a_tenant_tell_nothing_of_others_in_a_database_of_many_names(
         assert cursor not in cursors, "the list goes on"
         cursors.append(cursor)
     assert (len(seen), set(seen)) == (len(wanted), wanted)
-    monkeypatch.setattr(counting, "_DOCUMENTS", 20)
-    monkeypatch.setattr(counting, "_KEYS", 20)
+    monkeypatch.setattr(counting, "DOCUMENTS", 20)
+    monkeypatch.setattr(counting, "KEYS", 20)
     assert acme.count_up_to(**query) == Count(len(wanted)), "it does not tell how many others have"
     told = [base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode() for cursor in cursors]
     assert [text for text in told if "secret" in text or "umbra" in text] == []

@@ -257,8 +257,8 @@ def test_tenants_that_wait_are_found_with_their_first_tasks(module_store: SyncSt
 
 
 def test_tenants_that_are_too_many_are_not_counted(module_store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "_TENANT_QUERIES", 3)
-    monkeypatch.setattr(positions, "_TENANT_KEYS", 5)
+    monkeypatch.setattr(positions, "TENANT_QUERIES", 3)
+    monkeypatch.setattr(positions, "TENANT_KEYS", 5)
     fill(module_store, [document(n, tenant=f"t{n:03}", due=-n) for n in range(15)])
     assert module_store.run(positions.first_of_tenants("mail", NOW)) is None
     fill(module_store, [document(n, tenant=f"t{n:03}", due=-n) for n in range(14)])

@@ -21,6 +21,7 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import WorkerDocument
 from mtask.kernel.worker.process.counts import Tally
 from mtask.search.counts import Count
+from tests import build
 from tests.workers import ROOT
 
 FOLDER = ROOT / "examples" / "monitoring"
@@ -45,21 +46,7 @@ def fleet() -> FleetMetrics:
     tally.leases_lapsed, tally.claims_lost = 2, 5
     tally.lateness.observe(1.5)
     worker = WorkerDocument.model_validate(
-        {
-            "_id": "w1",
-            "incarnation": "i",
-            "host": "h",
-            "pid": 1,
-            "status": "running",
-            "started_time": NOW,
-            "heartbeat_time": NOW,
-            "heartbeat_expire_time": NOW + timedelta(minutes=1),
-            "queues": ["mail"],
-            "names": ["n"],
-            "concurrency": 4,
-            "running_cnt": 1,
-            "version": "1",
-        }
+        build.worker("w1", NOW, queues=["mail"], names=["n"], concurrency=4, running_cnt=1)
     )
     queue = QueueMetrics("mail", {status: Count(2) for status in TaskStatus}, timedelta(seconds=7))
     return FleetMetrics(NOW, tally, [WorkerMetrics(worker, 4, 0.5)], [queue], NOW - timedelta(seconds=3))

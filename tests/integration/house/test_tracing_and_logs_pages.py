@@ -74,8 +74,8 @@ def test_flags_and_bounds_of_the_page_on_logs_are_those_of_the_code() -> None:
     assert f"{MAX_BYTES // 1024} KiB" in LOGS
     assert f"at most {MAX_TEXT:,} characters" in LOGS.replace("\n", " ")
     assert f"newest {MAX_RUNS} runs" in LOGS
-    assert f"up to {keeper._MAX_WAITING_BYTES // 2**20} MiB" in LOGS
-    assert keeper._EVERY == 3.0
+    assert f"up to {keeper.MAX_WAITING_BYTES // 2**20} MiB" in LOGS
+    assert keeper.EVERY == 3.0
 
 
 def flags_of(callback: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from mtask.search import due, walks
 from mtask.search import lists as listing
 from mtask.search.order import Order, Place, cursor_of, place_of
 from mtask.search.walks import Asked
+from tests.explaining import only
 from tests.integration.search.test_due import task
 from tests.spread import NOW
 
@@ -47,19 +48,15 @@ def test_a_batch_that_is_taken_before_it_is_read_anew_does_not_end_the_list(stor
     behind = insert(store, *batch("c", 50))
     operation = listing.page(OPEN, 2, None, ["status"])
     call = next(operation)
-    answer = store.run(_only(call))
+    answer = store.run(only(call))
     store.tasks.update_many({"name": "b"}, {"$set": {"task_state.status": "SUCCESS", "quiet_time": NOW}})
     try:
         while True:
-            answer = store.run(_only(operation.send(answer)))
+            answer = store.run(only(operation.send(answer)))
     except StopIteration as stop:
         found = stop.value
     assert [row["_id"] for row in found.documents] == ["a:00/000000", behind[-1]]
     assert found.next == Place(NOW, behind[-1], NOW)
-
-
-def _only(call: Any) -> Any:
-    return (yield call)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])

@@ -42,7 +42,7 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", (400, 3_600))
     monkeypatch.setattr(due, "SORTED", 1_000)
     monkeypatch.setattr(due, "TIED", 200)
-    monkeypatch.setattr(counting, "_DOCUMENTS", 3_000)
+    monkeypatch.setattr(counting, "DOCUMENTS", 3_000)
 
 
 CRITERIA: dict[str, Mapping[str, Any]] = {
@@ -126,7 +126,7 @@ def assert_bounded(found: list[Examined]) -> None:
     documents = sum(each.documents for each in found)
     assert documents <= sum(listing.STEPS) + 4 * PAGE, found
     assert not any("COLLSCAN" in each.stages for each in found)
-    assert all(each.keys <= sum(listing.STEPS) + 3 * listing._PAIRS + 1 for each in found), found
+    assert all(each.keys <= sum(listing.STEPS) + 3 * listing.PAIRS + 1 for each in found), found
 
 
 def pages(store: SyncStore, asked: Asked, limit: int, fields: list[str] | None = None) -> list[list[str]]:
@@ -280,7 +280,7 @@ def test_a_tie_of_very_many_due_tasks_is_listed_in_bounded_pages(
 def test_many_queues_are_merged_from_several_queries(
     store: SyncStore, everything: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_PAIRS", 60)
+    monkeypatch.setattr(listing, "PAIRS", 60)
     for criteria in ({"status": ["FAIL", "CANCELED"]}, {"status": "SUCCESS", "params": {"user.id": 7}}):
         asked = Asked(criteria)
         assert [i for page in pages(store, asked, 777) for i in page] == expected(everything, asked)
@@ -342,7 +342,7 @@ def test_counts_are_exact_up_to_their_bound(
     if any(value is not None for value in criteria.values()):
         assert counted.count <= min(wanted, counting.MOST)
         assert counted == Count(wanted) or counted.is_more, wanted
-    assert sum(each.documents for each in examined) <= counting._DOCUMENTS
+    assert sum(each.documents for each in examined) <= counting.DOCUMENTS
     few = store.run(counting.count(criteria, 10))
     assert few == counted if not criteria else few == Count(min(wanted, 10), wanted > 10) or few.is_more
 
@@ -381,7 +381,7 @@ def test_a_status_of_few_tasks_is_counted_in_all_queues_by_one_query(
     store: SyncStore, monkeypatch: pytest.MonkeyPatch, few: int, rounds: int
 ) -> None:
     usual = store.run(by_queue.queues(5))
-    monkeypatch.setattr(by_queue, "_FEW", few)
+    monkeypatch.setattr(by_queue, "FEW", few)
     counted, examined = examined_by(store, by_queue.queues(5))
     assert counted == usual
     # One query for the open tasks of a queue, and one for each of its three priorities: the first is known already.

@@ -89,7 +89,7 @@ def _copied(step: Mapping[str, Any], key: str) -> Document:
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "STEPS", STEPS)
     monkeypatch.setattr(due, "SORTED", SORTED)
-    monkeypatch.setattr(counting, "_DOCUMENTS", DOCUMENTS)
+    monkeypatch.setattr(counting, "DOCUMENTS", DOCUMENTS)
     for module in (counting, by_queue, sharing):
         monkeypatch.setattr(module, "MOST", MOST)
     monkeypatch.setattr(sharing, "STATISTICS", MOST)

@@ -68,7 +68,7 @@ async def publish(server: Serving, *keys: str, name: str = "echo", **given: Any)
 async def test_all_viewers_share_one_stream_which_ends_with_the_last(
     server: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtask.features.events.hub._LINGER", 0.5)
+    monkeypatch.setattr("mtask.features.events.hub.LINGER", 0.5)
     opened = []
     watch = AsyncCollection.watch
 

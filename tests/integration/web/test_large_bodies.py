@@ -87,8 +87,8 @@ async def test_a_body_that_does_not_come_holds_up_its_sender_alone(
         body = {"name": "t", "key": "other", "params": "x" * 900_000}
         assert (await server.ask("POST", "/v1/tasks", json=body)).status_code == 201
         assert bodies.used > 0
-        monkeypatch.setattr(reading, "_TIME", 0.0)
-        monkeypatch.setattr(reading, "_SLOWEST", 1e9)
+        monkeypatch.setattr(reading, "TIME", 0.0)
+        monkeypatch.setattr(reading, "SLOWEST", 1e9)
         writer.write(b"x")
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 408")
@@ -99,7 +99,7 @@ async def test_a_body_that_does_not_come_holds_up_its_sender_alone(
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/login"])
 async def test_a_body_must_come_in_time(server: Serving, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_TIME", 0.1)
+    monkeypatch.setattr(reading, "TIME", 0.1)
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer publish\r\n"
     head += f"Origin: {server.url}\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mtask import App
+from tests import build
 from tests.integration.web.serving import Serving, serving_on
 from tests.integration.worker_harness import Working
 from tests.mongo import Client as Mongo
@@ -83,11 +84,8 @@ async def test_a_pause_that_a_worker_does_not_confirm_is_in_force_and_told_by_20
     server: Serving, mongo: Mongo, database_name: str
 ) -> None:
     await server.client.init()
-    now = await server.client.server_time()
-    later = now.replace(year=now.year + 1)
-    worker = {"status": "running", "incarnation": "x", "host": "h", "pid": 1, "queues": ["q"], "names": ["echo"]}
-    worker |= {"concurrency": 1, "running_cnt": 0, "version": "1", "started_time": now, "heartbeat_time": now}
-    mongo[database_name]["workers"].insert_one({"_id": "hangs", **worker, "heartbeat_expire_time": later})
+    hangs = build.worker("hangs", await server.client.server_time(), queues=["q"], names=["echo"])
+    mongo[database_name]["workers"].insert_one(hangs)
     answer = await server.ask("POST", "/v1/queues/q:pause?timeout=0")
     assert (answer.status_code, answer.headers["content-type"]) == (202, "application/problem+json")
     assert (answer.json()["type"], answer.json()["worker_ids"]) == ("/v1/problems/control-unconfirmed", ["hangs"])

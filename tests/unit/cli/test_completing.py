@@ -64,7 +64,7 @@ def test_help_lists_the_commands_as_they_are(
         return capsys.readouterr().out
 
     listed = text()
-    monkeypatch.setattr("mtask.cli.commands._outline", lambda name, _: group._command(name))
+    monkeypatch.setattr("mtask.cli.commands.outline", lambda name, _: group._command(name))
     assert text() == listed
     assert "publish" in listed
 

@@ -28,21 +28,7 @@ def after(seconds: float) -> datetime:
 
 
 def worker(worker_id: str = "w1", **other: Any) -> WorkerDocument:
-    made: dict[str, Any] = {
-        "_id": worker_id,
-        "incarnation": worker_id,
-        "host": "h",
-        "pid": 1,
-        "status": "running",
-        "started_time": after(-100),
-        "heartbeat_time": after(-1),
-        "heartbeat_expire_time": after(10),
-        "queues": ["default"],
-        "names": ["a"],
-        "concurrency": 2,
-        "running_cnt": 0,
-        "version": "1",
-    }
+    made = build.worker(worker_id, after(-1), heartbeat_expire_time=after(10), concurrency=2)
     return WorkerDocument.model_validate(made | other)
 
 

@@ -26,8 +26,8 @@ def test_the_count_is_at_least_the_number_of_values_and_texts_add_nothing(value:
     body = json.dumps(value, ensure_ascii=escaped).encode()
     emptied = json.dumps(_without_texts(value)).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "_STEP", step)
-        patch.setattr(bodies, "_ESCAPES", 10**9)
+        patch.setattr(bodies, "STEP", step)
+        patch.setattr(bodies, "ESCAPES", 10**9)
         found = bodies.values_in(body, count(value))
     assert found >= count(value)
     assert found <= bodies.values_in(emptied, 10**9)
@@ -53,7 +53,7 @@ def test_too_many_values_are_told_without_a_look_at_all() -> None:
 
 
 def test_a_long_text_and_many_escapes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_LONGEST", 100)
+    monkeypatch.setattr(bodies, "LONGEST", 100)
     for short in (b"x" * 90, b'\\"' * 40, b"\\\\" * 40):
         body = b'["' + b'","'.join([short] * 9) + b'"]'
         assert bodies.check_values(body, 200) >= 9

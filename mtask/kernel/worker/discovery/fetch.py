@@ -33,12 +33,12 @@ _ENOUGH = 4
 _LOOKED_THROUGH = 4
 #: The first value: the time limit of a share scan. It may read many documents of a long backlog and find few tasks.
 #: The second value: the pause after a share scan, as a multiple of the scan's duration. There is a pause if the scan
-#: found all tasks of the share, or too few to be worth it.
-_SHARE_TIMEOUT, _SHARE_TIMES = timedelta(seconds=1), 20
+#: found all tasks of the share, or too few to be worth it. Tests tune both.
+SHARE_TIMEOUT, SHARE_TIMES = timedelta(seconds=1), 20
 #: A scan that leaves the tasks of isolated handlers out passes the keys of all of them. The first value: the time limit
 #: of such a scan. The others: the pause after one that has found all, or has met the limit, as a multiple of the scan's
-#: duration, and the longest such pause in seconds.
-_BESIDE_TIMEOUT, _BESIDE_TIMES, _MAX_BESIDE_PAUSE = timedelta(seconds=1), 20, 5.0
+#: duration, and the longest such pause in seconds. Tests tune `BESIDE_TIMEOUT`.
+BESIDE_TIMEOUT, _BESIDE_TIMES, _MAX_BESIDE_PAUSE = timedelta(seconds=1), 20, 5.0
 #: After this time, in seconds, a refill looks at the tasks of all workers again. If all refills scanned only this
 #: worker's share, older tasks of a full or departed worker would wait behind newer tasks.
 MAX_ALL_PAUSE = 2.0
@@ -69,16 +69,19 @@ class Batches:
         self._hooks = hooks
         self._inbox = inbox
         self._ranks = ranks
-        self._all_at = 0.0
+        #: The time of the last scan for the tasks of all workers (monotonic seconds).
+        self.all_at = 0.0
         #: The duration of the last scan for the tasks of all workers, in seconds.
         self.all_took = 0.0
-        self._next_share = 0.0
-        self._next_beside = 0.0
+        #: The time before which no share scan is made (monotonic seconds).
+        self.next_share = 0.0
+        #: The time before which no scan leaves out the tasks of isolated handlers (monotonic seconds).
+        self.next_beside = 0.0
         #: Whether the last scan left out what it should have read beside the tasks of isolated handlers, as it was too
         #: early for that. Then `until_beside` tells when to scan.
         self.is_beside_put_off = False
         #: The position behind which the next share scan goes on: a filter. None: it begins with the first due task.
-        self._position: Filter | None = None
+        self.position: Filter | None = None
         self.count = 0  #: the number of queries so far
 
     @property
@@ -114,15 +117,15 @@ class Batches:
     @property
     def until_beside(self) -> float:
         """The seconds until a scan may leave the tasks of isolated handlers out."""
-        return max(0.0, self._next_beside - monotonic())
+        return max(0.0, self.next_beside - monotonic())
 
     def begin_beside_anew(self) -> None:
         """Let the next scan read all that it should. Call this when tasks may have come unheard."""
-        self._next_beside = 0.0
+        self.next_beside = 0.0
 
     def begin_share_anew(self) -> None:
         """Let the next share scan begin with the first due task. Call this when the share has changed."""
-        self._position = None
+        self.position = None
 
     async def look_for_urgent(self) -> None:
         """Find the tasks that go before those of the backlog, for a worker whose stream is closed.
@@ -132,11 +135,11 @@ class Batches:
         """
         queues, names, worker_id = self._served.queues, self._served.names, self._scope.worker_id
         also = self._not_left_alone()
-        await self._take(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
+        await self.take(finding.scan_begun(queues, names, worker_id, _URGENT_MS, _URGENT_CNT, also=also))
         priority = self._queue.next_priority(monotonic())
         if priority is not None:
             above = {"task_option.priority": {"$gt": priority}}
-            await self._take(finding.scan(queues, self._names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
+            await self.take(finding.scan(queues, self._names, worker_id, 0, _URGENT_CNT, also=[*also, above]))
 
     @property
     def has_share(self) -> bool:
@@ -147,19 +150,19 @@ class Batches:
         """Return the result of `Ranks.share`, but without a filter if no share scan may be made now."""
         # There are no share scans if tasks may have to wait at the gate: each queue is scanned as the gate allows. Nor
         # are there if a tenant is paused, or tenants take turns.
-        return self._ranks.share(self._served.names) if self.is_plain and now >= self._next_share else ([], 1.0)
+        return self._ranks.share(self._served.names) if self.is_plain and now >= self.next_share else ([], 1.0)
 
     async def scan_share(self) -> bool:
         """Scan for due tasks of this worker's share; return whether the scan found enough tasks for now."""
         began = monotonic()
         (share, fraction), ranks = self._share(began), self._ranks.version
-        if not share or began > self._all_at + MAX_ALL_PAUSE:
+        if not share or began > self.all_at + MAX_ALL_PAUSE:
             return False
         limit = min(self._queue.capacity, max(self._enough, int(_LOOKED_THROUGH * fraction * self._queue.capacity)))
         is_enough = has_seen_all = False
         names = self._names
-        with _at_most(_SHARE_TIMEOUT):
-            position = self._position
+        with _at_most(SHARE_TIMEOUT):
+            position = self.position
             found = await self._take_share(names, share, ranks, limit, position)
             if position is not None and found.is_complete and not self.has_enough_own:
                 position = None  # the share goes on before the position, if at all
@@ -167,7 +170,7 @@ class Batches:
             has_seen_all = found.is_complete and position is None
             is_enough = self.has_enough_own
         if has_seen_all or not is_enough:
-            self._next_share = monotonic() + _SHARE_TIMES * (monotonic() - began)
+            self.next_share = monotonic() + SHARE_TIMES * (monotonic() - began)
         if is_enough:
             self._queue.has_more = True
             self._queue.drop_behind_own(with_isolated=names == self._served.names)
@@ -187,11 +190,11 @@ class Batches:
             0,
             limit,
             also=[*share, *self._not_left_alone()],
-            timeout=_SHARE_TIMEOUT,
+            timeout=SHARE_TIMEOUT,
             position=position,
         )
-        found = await self._take(scan, share_of=ranks)
-        self._position = None if found.is_complete else finding.behind(found.documents[-1])
+        found = await self.take(scan, share_of=ranks)
+        self.position = None if found.is_complete else finding.behind(found.documents[-1])
         return found
 
     async def look_at_all(self, *, is_refill: bool) -> bool:
@@ -203,8 +206,8 @@ class Batches:
         """
         if not self.has_share:
             return False
-        self._all_at = monotonic()
-        self._position = None
+        self.all_at = monotonic()
+        self.position = None
         names, horizon = (self._names, timedelta(0)) if is_refill else (self._served.names, HORIZON)
         found = await self.scan_within(horizon, self._enough, names=names)
         is_own_next = self._queue.is_own_next(monotonic(), past_isolated=names != self._served.names)
@@ -219,8 +222,8 @@ class Batches:
         A refill looks within the horizon only if the scan has found all due tasks. Return whether due tasks were left
         unread. Those of isolated handlers do not count if enough of them are here for the executors.
         """
-        self._all_at = monotonic()
-        self._position = None
+        self.all_at = monotonic()
+        self.position = None
         self.is_beside_put_off = False
         if not (is_refill and self._is_crowded):
             was_cut = await self._read(self._served.names, is_refill=is_refill)
@@ -233,8 +236,8 @@ class Batches:
         """Scan for due tasks of isolated handlers. Those of the others may all go before them."""
         names = [name for name in self._served.names if self._queue.is_isolated(name)]
         has_more = False  # after the time limit, too: they follow when the others are done
-        with _at_most(_BESIDE_TIMEOUT):
-            found = await self.scan_within(timedelta(0), names=names, timeout=_BESIDE_TIMEOUT)
+        with _at_most(BESIDE_TIMEOUT):
+            found = await self.scan_within(timedelta(0), names=names, timeout=BESIDE_TIMEOUT)
             has_more = not found.is_complete
         self._queue.has_more_isolated = has_more
 
@@ -242,18 +245,18 @@ class Batches:
         """Do what `scan_all` does for the other handlers: tasks that wait for an executor may all go before theirs."""
         names, began = self._names, monotonic()
         # While there is a pause, it is not known whether more wait: a later refill looks for them.
-        self.is_beside_put_off = self._queue.has_more = bool(names) and began < self._next_beside
+        self.is_beside_put_off = self._queue.has_more = bool(names) and began < self.next_beside
         if not names or self.is_beside_put_off:
             return False
         was_cut, has_ended = False, False
-        with _at_most(_BESIDE_TIMEOUT):
-            was_cut = await self._read(names, is_refill=is_refill, timeout=_BESIDE_TIMEOUT)
+        with _at_most(BESIDE_TIMEOUT):
+            was_cut = await self._read(names, is_refill=is_refill, timeout=BESIDE_TIMEOUT)
             has_ended = True
         if not has_ended:
             self.is_beside_put_off = self._queue.has_more = True
         if self.is_beside_put_off or not (was_cut or self._queue.has_more):
             pause = min(_BESIDE_TIMES * (monotonic() - began), _MAX_BESIDE_PAUSE)
-            self._next_beside = monotonic() + pause
+            self.next_beside = monotonic() + pause
         return was_cut
 
     async def _read(self, names: Sequence[str], *, is_refill: bool, timeout: timedelta | None = None) -> bool:
@@ -325,14 +328,14 @@ class Batches:
         paused = self._served.paused_tenants
         worker_id, also = self._scope.worker_id, [*self._not_left_alone(), *target.guards]
         if target.scanner is not None and not begun_only:
-            return await target.scanner.scan(self._take, target, names, _ms(horizon), limit, also, paused)
+            return await target.scanner.scan(self.take, target, names, _ms(horizon), limit, also, paused)
         also += without_tenants({None: paused})
         given = (target.queues, names, worker_id, _ms(horizon), limit, also)
         if begun_only:
-            return await self._take(finding.scan_begun(*given))
-        return await self._take(finding.scan(*given, timeout=timeout), note=target.note)
+            return await self.take(finding.scan_begun(*given))
+        return await self.take(finding.scan(*given, timeout=timeout), note=target.note)
 
-    async def _take(
+    async def take(
         self,
         scan: Operation[finding.Scan],
         *,

@@ -56,25 +56,28 @@ class Scans:
         self._ranks = ranks
         self._roster = Roster(scope, ranks)
         self._janitor = janitor
-        self._upkeeps = hooks.upkeeps
+        #: What features do at each regular scan.
+        self.upkeeps = hooks.upkeeps
         self._wake = asyncio.Event()
         #: The numbers of full scans that were asked for, and of those of them that are done. An ask may come while a
         #: scan is under way: then another full scan follows.
         self._full_asked, self._full_done = 1, 0
         self._is_setup_due = False
-        self._is_refill = False
+        #: Whether the next scan is a refill.
+        self.is_refill = False
         #: Whether the gate wants more tasks of some queues.
         self._is_for_gate = False
         #: Whether a refill was asked for during the scan that is under way. The scan may bring enough.
         self._is_refill_asked = False
         #: The number of ready tasks after the last scan, and whether only tasks of this worker's share are counted. The
         #: count is that of the share alone if the share had enough tasks, or if another share scan may follow.
-        self._scanned, self._counts_own = 0, False
-        self._scanned_at = 0.0
+        self.scanned, self.counts_own = 0, False
+        #: The time of the last scan (monotonic seconds).
+        self.scanned_at = 0.0
         #: Set while the last scan left due tasks unread.
         self.was_cut = asyncio.Event()
         #: The timer of a refill that must wait, because the last scan was too recent.
-        self._refill: asyncio.TimerHandle | None = None
+        self.refill_timer: asyncio.TimerHandle | None = None
         #: The timer of a refill that follows a scan which was too early to read all that it should.
         self._put_off: asyncio.TimerHandle | None = None
         self._is_stopping = False
@@ -84,7 +87,7 @@ class Scans:
         """End `run`."""
         self._is_stopping = True
         self._wake.set()
-        for timer in (self._refill, self._put_off):
+        for timer in (self.refill_timer, self._put_off):
             if timer is not None:
                 timer.cancel()
 
@@ -107,7 +110,7 @@ class Scans:
 
     def ask_soon(self) -> None:
         """Scan soon for due tasks."""
-        self._is_refill = True
+        self.is_refill = True
         self._wake.set()
 
     def ask_for_gate(self) -> None:
@@ -120,28 +123,28 @@ class Scans:
         if self._queue.is_being_filled:
             self._is_refill_asked = True
             return
-        if self._refill is not None or not (self._is_low or self._batches.is_low_in_isolated):
+        if self.refill_timer is not None or not (self.is_low or self._batches.is_low_in_isolated):
             return
-        is_helping = not self._counts_own and self._ranks.has_others(self._scope.served.names)
+        is_helping = not self.counts_own and self._ranks.has_others(self._scope.served.names)
         help_pause = min(max(_HELP_PAUSE, _HELP_TIMES * self._batches.all_took), MAX_ALL_PAUSE)
         pause = help_pause if is_helping else _REFILL_PAUSE
-        pause += self._scanned_at - monotonic()
+        pause += self.scanned_at - monotonic()
         if pause > 0:
-            self._refill = asyncio.get_running_loop().call_later(pause, self._refill_late)
+            self.refill_timer = asyncio.get_running_loop().call_later(pause, self._refill_late)
         else:
             self._queue.has_more = False
-            self._is_refill = True
+            self.is_refill = True
             self._wake.set()
 
     @property
-    def _is_low(self) -> bool:
+    def is_low(self) -> bool:
         """Whether most tasks of the last scan have left the queue, and more wait."""
         if not self._queue.has_more:
             return False
-        return self._queue.ready_count(monotonic(), own_only=self._counts_own) * 4 <= self._scanned
+        return self._queue.ready_count(monotonic(), own_only=self.counts_own) * 4 <= self.scanned
 
     def _refill_late(self) -> None:
-        self._refill = None
+        self.refill_timer = None
         self.refill()
 
     def _refill_put_off(self) -> None:
@@ -158,10 +161,10 @@ class Scans:
             try:
                 asked = self._full_asked
                 is_regular, is_full = monotonic() >= next_regular, self._is_full_due
-                self._is_refill &= not (is_regular or is_full)
+                self.is_refill &= not (is_regular or is_full)
                 is_for_gate, self._is_for_gate = self._is_for_gate, False
-                if is_regular or is_full or self._is_refill or self._is_setup_due or has_failed:
-                    await self._scan(is_full=is_full)
+                if is_regular or is_full or self.is_refill or self._is_setup_due or has_failed:
+                    await self.scan(is_full=is_full)
                 elif is_for_gate:
                     self._wake.clear()
                     await self._batches.scan_for_gate()
@@ -177,7 +180,7 @@ class Scans:
                     next_regular = monotonic() + part * HORIZON.total_seconds() / 2
                     # What is done only now and then must come about, whatever fails before it.
                     regular_cnt += 1
-                    await self._upkeep(regular_cnt - 1, is_full=is_full)
+                    await self.upkeep(regular_cnt - 1, is_full=is_full)
                     self._full_done = asked
                 pauses.reset()
                 has_failed = False
@@ -200,7 +203,8 @@ class Scans:
     def _is_full_due(self) -> bool:
         return self._full_done < self._full_asked
 
-    async def _scan(self, *, is_full: bool) -> None:
+    async def scan(self, *, is_full: bool) -> None:
+        """Scan once, and have the refill follow that was asked for meanwhile."""
         self._queue.is_being_filled = True
         try:
             await self._scan_once(is_full=is_full)
@@ -215,7 +219,7 @@ class Scans:
 
     async def _scan_once(self, *, is_full: bool) -> None:
         self._wake.clear()
-        is_refill, self._is_refill = self._is_refill, False
+        is_refill, self.is_refill = self.is_refill, False
         if self._is_setup_due:
             await self._store.run(setup.ensure())
             self._is_setup_due = False
@@ -238,10 +242,10 @@ class Scans:
         now = monotonic()
         counts_own = self._batches.has_enough_own or self._batches.has_share
         count = self._queue.ready_count(now, own_only=counts_own)
-        if not is_refill and self.was_cut.is_set() and counts_own == self._counts_own:
+        if not is_refill and self.was_cut.is_set() and counts_own == self.counts_own:
             # A scan that is no refill may have brought little. The next refill comes as if it had not been.
-            count = max(count, self._scanned)
-        self._scanned, self._scanned_at, self._counts_own = count, now, counts_own
+            count = max(count, self.scanned)
+        self.scanned, self.scanned_at, self.counts_own = count, now, counts_own
 
     @property
     def scan_cnt(self) -> int:
@@ -259,12 +263,13 @@ class Scans:
         else:
             self.was_cut.clear()
 
-    async def _upkeep(self, count: int, *, is_full: bool) -> None:
+    async def upkeep(self, count: int, *, is_full: bool) -> None:
+        """Do what is due after regular scan number `count`."""
         if is_full:
             await self._full_upkeep()
         if is_full or count % _RECHECKED_EVERY == 0:
             await self._janitor.look_for_malformed()
-        for upkeep in self._upkeeps:
+        for upkeep in self.upkeeps:
             await upkeep(count, is_full=is_full)
         if count % 2 == 0:
             await self._janitor.settle_lapsed()

@@ -155,7 +155,7 @@ class Peers:
         workers = (self._worker_id, *others)
         digests = {worker: self._digests.get(worker) or _digest(worker) for worker in workers}
         self._digests |= digests
-        return _ranks(self._worker_id, others, digests)
+        return ranks_among(self._worker_id, others, digests)
 
 
 def _others_in(services: _Services) -> dict[str, tuple[str, ...]]:
@@ -175,7 +175,7 @@ def _do_all_appeal(workers: Iterable[Mapping[str, Any]]) -> bool:
     return all(isinstance(worker.get("appeal_cnt"), int) for worker in workers)
 
 
-def _ranks(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) -> bytes:
+def ranks_among(worker_id: str, others: Sequence[str], digests: Mapping[str, bytes]) -> bytes:
     """Return this worker's rank for each bucket: the number of other workers that rank before this worker.
 
     The worker with the highest score ranks first, unless it already ranks first for its equal share of the buckets.
@@ -244,8 +244,8 @@ def _digest(worker_id: str) -> bytes:
 # Ranks: orders the live workers for each task, and finds the share of tasks for which this worker ranks first.
 
 #: Of the new tasks of a name that this number of other workers serve, or more, a worker hears only if it is among the
-#: first `_HEARERS` for the task.
-_FLEET, _HEARERS = 3, 2
+#: first `_HEARERS` for the task. Tests tune `FLEET`.
+FLEET, _HEARERS = 3, 2
 
 
 class Ranks:
@@ -271,7 +271,7 @@ class Ranks:
         await runtime.to_thread(self._peers.prepare, live, self._names)
         self._peers.update(live)
         self.version += 1
-        shares = self._peers.shares(self._names, _HEARERS, _FLEET) if self._peers.do_all_appeal else []
+        shares = self._peers.shares(self._names, _HEARERS, FLEET) if self._peers.do_all_appeal else []
         self.heard = shares if any("0" in buckets for _, buckets in shares) else None
         self._queue.rerank((task_id, self.rank(task_id, name)) for task_id, name in self._queue.names())
         return True

@@ -38,7 +38,8 @@ _HELD_UP_PAUSE, _MAX_HELD_UP_PAUSE = 0.5, 4.0
 _FORGOTTEN_AFTER = 60.0
 #: The time limit for marking a task FAIL. The task's document may be locked.
 _LOCK_WAIT = timedelta(seconds=1)
-_MAX_REMEMBERED = 10_000
+#: The most tasks of each kind that are remembered. Tests tune it.
+MAX_REMEMBERED = 10_000
 
 
 class Quarantine:
@@ -70,7 +71,7 @@ class Quarantine:
     def leave_alone(self, task_id: Any, pause: float = _REFUSED_PAUSE) -> None:
         """Do not try this task for `pause` seconds."""
         now = monotonic()
-        if len(self._left_alone) >= _MAX_REMEMBERED:
+        if len(self._left_alone) >= MAX_REMEMBERED:
             self._left_alone = {name: until for name, until in self._left_alone.items() if until > now}
         self._left_alone[_name_of(task_id)] = now + pause
 
@@ -86,7 +87,7 @@ class Quarantine:
             min(2 * self._held_up[name], _MAX_HELD_UP_PAUSE) if is_again and name in self._held_up else _HELD_UP_PAUSE
         )
         self.leave_alone(task_id, pause)
-        if len(self._held_up) >= _MAX_REMEMBERED:
+        if len(self._held_up) >= MAX_REMEMBERED:
             self._held_up = {held: last for held, last in self._held_up.items() if held in self._left_alone}
         self._held_up[name] = pause
 
@@ -220,7 +221,8 @@ _USUAL = 3
 _PAUSE, _MAX_PAUSE = 0.1, 30.0
 #: The number of lost claims in a row after which the task's whole document is examined.
 _SUSPICIOUS = 6
-_MAX_LOSSES = 10_000
+#: The most tasks whose lost claims are counted. Tests tune it.
+MAX_LOSSES = 10_000
 
 
 @dataclass(slots=True)
@@ -244,7 +246,7 @@ class Losses:
         for task_id in task_ids:
             self._lost.setdefault(task_id, _Lost()).count += 1
             self._lost.move_to_end(task_id)
-        while len(self._lost) > _MAX_LOSSES:
+        while len(self._lost) > MAX_LOSSES:
             self._lost.popitem(last=False)
 
     def forget(self, task_id: str) -> None:

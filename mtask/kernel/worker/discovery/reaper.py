@@ -19,7 +19,8 @@ from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.state import Scope
 
 #: The time after a lease has lapsed, in ms. If no worker has preempted the task by then, any worker settles the run.
-_SETTLE_GRACE_MS = 2_000
+#: Tests tune it.
+SETTLE_GRACE_MS = 2_000
 _SETTLE_LIMIT = 500
 #: The time limit for settling tasks, whose documents may be locked. The second value is the most tasks that are settled
 #: at the same time, each in a statement of its own.
@@ -50,7 +51,7 @@ class TaskJanitor:
 
     async def settle_lapsed(self) -> None:
         """Close the lapsed runs of tasks that no worker has preempted."""
-        lapsed = await self._store.run(find_due.lapsed(_SETTLE_GRACE_MS, _SETTLE_LIMIT))
+        lapsed = await self._store.run(find_due.lapsed(SETTLE_GRACE_MS, _SETTLE_LIMIT))
         task_ids = [task_id for task_id in lapsed if not self._quarantine.is_left_alone(task_id)]
         if not task_ids:
             return

@@ -72,7 +72,8 @@ class Settler:
 # The parts of features share this. A database without what they look after waits for none.
 
 #: The time limit for one item alone, whose document may be locked, and the most items that are tried so at once.
-_ALONE_TIMEOUT, _MAX_ALONE = timedelta(seconds=1), 16
+#: Tests tune `ALONE_TIMEOUT`.
+ALONE_TIMEOUT, _MAX_ALONE = timedelta(seconds=1), 16
 #: The most items that are settled together. Several workers may find the same ones. What others have settled meanwhile
 #: is left out.
 _GROUP = 100
@@ -128,7 +129,7 @@ class Undone(Generic[Item]):
         task_id = self._task_id_of(item)
         # A locked document costs little, but an item that needs long gets its time at a later try.
         _, pause = self._held_up.get(task_id, (0.0, 0.0))
-        limit = min(max(_ALONE_TIMEOUT, timedelta(seconds=pause)), self._store.timeout)
+        limit = min(max(ALONE_TIMEOUT, timedelta(seconds=pause)), self._store.timeout)
         try:
             async with at_once:
                 await self._store.run(within(self._settle([item]), lambda: limit))

@@ -71,7 +71,7 @@ class Lookups:
             self._questions.wake.clear()
             try:
                 while self._questions.is_any and not self._is_stopping:
-                    await self._check_holders()
+                    await self.check_holders()
                     await self._examine_doubted()
                     batch = list(self._questions.suspects)[:_MAX_TASKS]
                     if batch:
@@ -92,7 +92,7 @@ class Lookups:
         while not self._is_stopping:
             self._questions.wake_due.clear()
             await wake_or_wait(self._questions.wake_due, self._until_due_lookup())
-            await self._look_up_due()
+            await self.look_up_due()
 
     def forgot_leases(self) -> bool:
         """Return whether due lookups were dropped since the last call. Only a scan can find the dropped tasks."""
@@ -104,7 +104,7 @@ class Lookups:
         when = self._questions.due.next_time()
         return None if when is None else max(0.0, max(when, self._looked_up_at + _GATHER) - monotonic())
 
-    async def _look_up_due(self) -> None:
+    async def look_up_due(self) -> None:
         """Look up the tasks that have become due. The query does not return finished tasks, which are the majority."""
         if self._is_stopping or self._until_due_lookup() != 0.0:
             return
@@ -114,7 +114,7 @@ class Lookups:
         ]
         if task_ids:
             try:
-                await self._take_found(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
+                await self.take_found(await self._store.run(finding.look_at_due(task_ids, _HORIZON_MS)), sent)
             except DatabaseError:
                 self._questions.suspect_all(task_ids)
             except Exception:
@@ -130,7 +130,7 @@ class Lookups:
         for task_id in set(task_ids).difference(document["_id"] for document in documents):
             if not self._ledger.is_old_news(task_id, sent):
                 self._inbox.forget(task_id)
-        await self._take_found(documents, sent)
+        await self.take_found(documents, sent)
         return any(map(_is_for_any_worker, documents))
 
     def stop(self) -> None:
@@ -149,7 +149,8 @@ class Lookups:
             documents = await self._store.run(claims.held([run.task_id for run in runs]))
             self._pinger.apply(runs, documents, None)
 
-    async def _check_holders(self) -> None:
+    async def check_holders(self) -> None:
+        """Check the runs of the tasks that have changed while this worker held them."""
         holders = list(self._questions.holders)
         self._questions.holders.clear()
         await self.check_held(holders)
@@ -164,7 +165,7 @@ class Lookups:
         except DatabaseError as error:
             await self._look_up_apart(suspects, error)
             return
-        await self._take_found(documents, sent)
+        await self.take_found(documents, sent)
 
     async def _look_up_apart(self, suspects: dict[str, Any], error: DatabaseError) -> None:
         """Look up each task alone, because the database has refused to read at least one of them."""
@@ -180,7 +181,8 @@ class Lookups:
             task_id, error = self._questions.doubted.pop()
             await self._quarantine.examine([task_id], error)
 
-    async def _take_found(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
+    async def take_found(self, documents: Iterable[Mapping[str, Any]], sent: float) -> None:
+        """Apply the rules to tasks that were looked up at `sent` (monotonic seconds), and examine malformed ones."""
         malformed = []
         for document in documents:
             try:

@@ -33,9 +33,11 @@ _PAUSE, _MAX_PAUSE = 0.1, 2.0
 _LIVED_LONG = 10.0
 #: After an event of a task for which another worker ranks first, this worker leaves its stream unread for this time, in
 #: seconds. Meanwhile the first worker claims the task. The claim and its end then wake no stream that waits.
-_GIVE_WAY = 0.015
+#: Tests tune it.
+GIVE_WAY = 0.015
 #: A worker gives way only if its last event came this many seconds ago or earlier. So a series of events is not late.
-_APART = 0.05
+#: Tests tune it.
+APART = 0.05
 
 
 class StreamLoop:
@@ -90,7 +92,7 @@ class StreamLoop:
         while not self._is_stopping:
             began = monotonic()
             try:
-                await self._follow()
+                await self.follow()
                 pauses.reset()
                 if self._may_rest:
                     await self._rest()
@@ -109,7 +111,7 @@ class StreamLoop:
                 self._scans.ask_full()  # until the new stream opens, only scans find tasks
                 await asyncio.sleep(pauses.next())
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
         """Open a stream and handle its events until the stream breaks or ends."""
         stream = await Stream.open(
             self._store,
@@ -129,7 +131,7 @@ class StreamLoop:
         self._was_open = True
         watching = asyncio.create_task(self._watch_backlog(stream))
         try:
-            await self._store.while_primary(self._read(stream))
+            await self._store.while_primary(self.read(stream))
         except MtaskError:
             if not self._may_rest:
                 raise
@@ -139,12 +141,13 @@ class StreamLoop:
             with suppress(Exception):
                 await stream.close()
 
-    async def _read(self, stream: Stream) -> None:
+    async def read(self, stream: Stream) -> None:
+        """Handle the events of an open stream, until it breaks, or a backlog lets this worker rest."""
         while stream.is_open and not self._is_stopping:
             if await stream.hear(self._hearing.shares):
                 self._scans.ask_soon()  # it did not hear of the new tasks of before
             event = await stream.next()
-            if event is not None and not self._take(event):
+            if event is not None and not self.take(event):
                 return
             if stream.has_more:
                 continue
@@ -190,12 +193,12 @@ class StreamLoop:
         if (
             event.kind is EventKind.TASK_INSERTED
             and event.is_wanted
-            and self._last_event - last > _APART
+            and self._last_event - last > APART
             and not self._inbox.ranks_first(event.task_id)
         ):
-            await asyncio.sleep(_GIVE_WAY)
+            await asyncio.sleep(GIVE_WAY)
 
-    def _take(self, event: Event) -> bool:
+    def take(self, event: Event) -> bool:
         """Handle one event without a call to the database; return False if a new stream must be opened."""
         self.event_cnt += 1
         try:
@@ -268,10 +271,11 @@ class Hearing:
     @property
     def shares(self) -> Shares | None:
         """The shares of which this worker hears; None: it hears of all new tasks."""
-        return self._ranks.heard if monotonic() >= self._wide_until and self._is_plain else None
+        return self._ranks.heard if monotonic() >= self._wide_until and self.is_plain else None
 
     @property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
+        """Whether the ranks of the workers alone tell who takes a task."""
         # The gate, fair turns or a paused tenant may hold back one task and not the next. So ranks alone do not tell
         # who takes a task.
         return self._batches.is_plain
@@ -283,7 +287,7 @@ class Hearing:
 
     def until_appeal(self, now: float) -> float | None:
         """Return the seconds until this worker may appeal; None: nobody needs an appeal, because all hear of all."""
-        return None if self._ranks.heard is None or not self._is_plain else max(0.0, self._next_appeal - now)
+        return None if self._ranks.heard is None or not self.is_plain else max(0.0, self._next_appeal - now)
 
     def appeal(self) -> None:
         """Tell all workers that due tasks wait, for which this worker has no room. It hears its own appeal, too."""
@@ -306,8 +310,8 @@ class Hearing:
 INTERVAL = 0.25
 #: Urgent tasks and schedules are looked for with each n-th look only. A look for urgent tasks passes the keys of the
 #: index that claims have removed, and the server keeps these for minutes. Each m-th look asks for a full scan, which
-#: also reads the live workers and looks for what features have left.
-_URGENT_EVERY, _SCHEDULES_EVERY, _FULL_EVERY = 2, 4, 20
+#: also reads the live workers and looks for what features have left. Tests tune `FULL_EVERY`.
+_URGENT_EVERY, _SCHEDULES_EVERY, FULL_EVERY = 2, 4, 20
 
 
 class Looks:
@@ -339,7 +343,7 @@ class Looks:
         self._hooks.wake(CONTROLS)
         if self._count % _SCHEDULES_EVERY == 0:
             self._hooks.wake(SCHEDULES)
-        if self._count % _FULL_EVERY == 0:
+        if self._count % FULL_EVERY == 0:
             self._scans.ask_full()
         await self._look_at_held()
         if self._count % _URGENT_EVERY == 0:

@@ -117,13 +117,13 @@ class Sender:
         """Claim tasks that do not wait at the gate; return the tasks that now get claims of their own."""
         if is_rescue:
             await self._end_lapsed_sessions(task_ids)
-            return await self._claim_group(task_ids, is_rescue=True)  # a rescue waits for no other task
+            return await self.claim_group(task_ids, is_rescue=True)  # a rescue waits for no other task
         wanted = task_ids
         with self._landings.begin() as landing:
             if lookup_first:
                 due = {task.id for task in await self._store.run(self._lookups.still_due(task_ids))}
                 wanted = [task_id for task_id in task_ids if task_id in due]  # the tenants in their turns
-            return await self._claim_group(wanted, is_simple=is_simple, landing=landing)
+            return await self.claim_group(wanted, is_simple=is_simple, landing=landing)
 
     async def claim_gated(self, task_ids: list[str], *, is_rescue: bool) -> Collection[str]:
         """Claim the tasks that pass the gate, and queue the others again.
@@ -152,7 +152,7 @@ class Sender:
             if dead:
                 tasks, now, dead = await self._close(dead, tasks)
             free = [task.id for task in tasks if not gate.needs(task)]
-            apart = list(await self._claim_group(free, is_rescue=is_rescue)) if free else []
+            apart = list(await self.claim_group(free, is_rescue=is_rescue)) if free else []
             gated = [task for task in tasks if gate.needs(task)]
             if not gated or now is None:
                 return apart
@@ -176,7 +176,7 @@ class Sender:
             # Each task gets a claim of its own at once. If a claim of the whole group timed out first, a second claim
             # might come after `claim_by`.
             return apart + self.claim_apart(admission.task_ids, admission, is_rescue=True, is_first=True)
-        return apart + list(await self._claim_group(admission.task_ids, admission=admission))
+        return apart + list(await self.claim_group(admission.task_ids, admission=admission))
 
     async def _close(
         self, dead: Sequence[tuple[str, str]], tasks: Sequence[StoredTask]
@@ -247,7 +247,7 @@ class Sender:
             async with self._at_once:
                 if self._quarantine.was_held_up(task_id):
                     await self._end_lapsed_sessions([task_id])
-                await self._claim_group(
+                await self.claim_group(
                     [task_id], is_rescue=is_rescue, admission=admission, part=f"-{index}", is_first=is_first
                 )
         except DatabaseError as error:
@@ -255,7 +255,7 @@ class Sender:
         finally:
             self._free_slots([task_id])
 
-    async def _claim_group(
+    async def claim_group(
         self,
         task_ids: list[str],
         *,
@@ -401,7 +401,8 @@ _FIRST_PAUSE, _MAX_PAUSE = 0.05, 0.5
 #: majority-committed. Its tasks may run only when it is majority-committed.
 _READ_AGAIN_AFTER = (0.05, 0.2, 0.5)
 #: The longest time for which a claim may still take effect, in seconds, after the worker stopped waiting for its reply.
-_SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
+#: Tests tune it.
+SETTLED = OPERATION_TIMEOUT.total_seconds() + 2.0
 
 
 class Recovery:
@@ -426,7 +427,7 @@ class Recovery:
         `read_again_first`, this method reads them before it returns; if not, it reads them in the background. A run
         that appears only after these reads is handed back.
         """
-        settled = monotonic() + _SETTLED
+        settled = monotonic() + SETTLED
         doubtful = await self._adopt(attempt, attempt.task_ids, settled)
         if read_again_first:
             doubtful = await self._adopt_later(attempt, doubtful, settled)
@@ -515,7 +516,8 @@ class Recovery:
 # meanwhile.
 
 #: The longest wait for earlier claims: in seconds, or as a multiple of the time that the claim itself took.
-_LEAST_LANDING_WAIT, _PATIENCE = 0.25, 2.0
+#: Tests tune `LEAST_LANDING_WAIT`.
+LEAST_LANDING_WAIT, _PATIENCE = 0.25, 2.0
 
 
 class Landings:
@@ -542,6 +544,6 @@ class Landings:
         earlier = [landed for other, landed in self._under_way.items() if other < number]
         if earlier:
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(_LEAST_LANDING_WAIT, _PATIENCE * took)):
+                async with asyncio.timeout(max(LEAST_LANDING_WAIT, _PATIENCE * took)):
                     for landed in earlier:
                         await landed.wait()

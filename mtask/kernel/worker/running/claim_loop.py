@@ -83,7 +83,7 @@ class Claimer:
                 # Once for all slots that became free since the last check; and before a claim, as the tasks of a claim
                 # under way would be read again.
                 self._ask_for_more()
-            await wake_or_wait(self._wake, self._launch())
+            await wake_or_wait(self._wake, self.launch())
         for under_way in (self._in_flight, *self._sender.under_way):
             while under_way:
                 await asyncio.wait(under_way)
@@ -114,12 +114,13 @@ class Claimer:
         """The number of tasks that may be claimed now."""
         return self._slots.free_cnt + self._slots.ahead_cnt
 
-    def _is_backed_up(self) -> bool:
+    def is_backed_up(self) -> bool:
+        """Whether too many outcomes are unwritten."""
         return self._finisher.pending > _MAX_UNWRITTEN
 
     def _is_held_back(self) -> bool:
         """Whether nothing may be claimed now: too many outcomes are unwritten, or a pause may have gone unheard."""
-        return self._is_backed_up() or self._validity.is_over()
+        return self.is_backed_up() or self._validity.is_over()
 
     def _is_helping_at_end(self, now: float) -> bool:
         """Whether the next task is another worker's, and this worker knows of no more tasks than those in its queue.
@@ -130,7 +131,7 @@ class Claimer:
         queue = self._queue
         return not (queue.has_more or queue.is_rescue_next or queue.is_own_next(now, past_isolated=True))
 
-    def _launch(self) -> float | None:
+    def launch(self) -> float | None:
         """Begin the claims that can begin now; return the seconds until the next check.
 
         None: the next check follows `wake`.

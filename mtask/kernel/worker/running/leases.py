@@ -45,7 +45,8 @@ _IDLE = 3600.0
 #: The pause after an unexpected error, in seconds. Due pings are sent after this pause.
 _AFTER_FAILURE = 0.1
 #: The time for which a run is still pinged after its run_timeout_ms has passed, in seconds. So its FAIL can be written.
-_OVERTIME = 10.0
+#: Tests tune it.
+OVERTIME = 10.0
 #: The least time between two pings that are sent early because of progress, in seconds.
 _BETWEEN_PROGRESS = 1.0
 
@@ -225,7 +226,7 @@ class Pinger:
                     return
                 self._is_working = True
             try:
-                self._work(monotonic())
+                self.work(monotonic())
             except Exception:
                 # The loop goes on after any error, because the leases of the other runs must be kept.
                 logger.exception("pinger failed and goes on")
@@ -248,7 +249,8 @@ class Pinger:
         )
         return min(moments)
 
-    def _work(self, now: float) -> None:
+    def work(self, now: float) -> None:
+        """Take one turn of the pinger's thread: send what is due at `now` (monotonic seconds)."""
         with self._condition:
             deadline = self._deadline
             if deadline and deadline[0] <= now:
@@ -271,10 +273,10 @@ class Pinger:
 
     @staticmethod
     def _is_to_ping(run: HeldRun, now: float) -> bool:
-        # A run is pinged no more if its handler has not ended `_OVERTIME` after the run's deadline. Then the lease
+        # A run is pinged no more if its handler has not ended `OVERTIME` after the run's deadline. Then the lease
         # lapses, and the lapse counts as a failure.
         is_wanted = not (run.suspended or run.is_pinged_apart or run.is_over)
-        return is_wanted and now < min(run.trusted_until, run.deadline + _OVERTIME)
+        return is_wanted and now < min(run.trusted_until, run.deadline + OVERTIME)
 
     def _ping_due(self, now: float) -> None:
         with self._condition:
@@ -434,15 +436,16 @@ def apply(runs: Sequence[HeldRun], documents: Sequence[dict[str, Any]], sent: fl
         if sent is not None:
             run.next_ping = sent + run.ping_interval
         try:
-            _apply(run, by_id.get(run.task_id), sent, worker_id, is_alone=len(runs) == 1)
+            apply_one(run, by_id.get(run.task_id), sent, worker_id, is_alone=len(runs) == 1)
         except Exception:
             # Only the lease of this run is not extended. The leases of the other runs are extended.
             logger.exception("a held task cannot be read", extra=fields(task=run.task_id, run=run.run_id))
 
 
-def _apply(
+def apply_one(
     run: HeldRun, document: dict[str, Any] | None, sent: float | None, worker_id: str, *, is_alone: bool
 ) -> None:
+    """Do as `apply` does, for one run. `is_alone`: only this document was asked for."""
     if run.is_finishing:
         if sent is not None and document is not None:
             _extend(run, document, sent)

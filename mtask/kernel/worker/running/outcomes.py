@@ -52,10 +52,10 @@ class RaisedElsewhere(Exception):
         self.error_type = error_type  #: the name of its class
 
 
-#: `_CONFLICT_DELAY_MS`: the longest random delay after a first write conflict, in ms. The longest delay grows with each
+#: `CONFLICT_DELAY_MS`: the longest random delay after a first write conflict, in ms. The longest delay grows with each
 #: conflict. `_FREE_CONFLICTS`: the number of conflicts that do not count as failures. Further conflicts count, because
-#: their cause may be in the handler itself.
-_CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
+#: their cause may be in the handler itself. Tests tune `CONFLICT_DELAY_MS`.
+CONFLICT_DELAY_MS, _FREE_CONFLICTS = 200, 15
 _CONFLICT = "to be tried again: "
 
 
@@ -168,7 +168,7 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
     if isinstance(error, TransactionConflict) or transactions.is_conflict(error):
         uncounted = sum(_is_conflict(before) for before in run.task.runs)
         if uncounted < _FREE_CONFLICTS:
-            delay = int(_CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
+            delay = int(CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
             return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay, conflict=True)
     if isinstance(error, Fail):
         return _outcome(run, RunStatus.FAIL, error.reason, final=True)

@@ -74,7 +74,7 @@ def test_the_newest_by_their_ends_are_kept(client: Client, store: SyncStore) -> 
 async def test_a_task_that_was_run_again_amid_a_batch_stays(
     working: Working, client: Client, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "_INTERVAL", 1.0)  # else the second look comes after 30 to 90 s
+    monkeypatch.setattr(upkeep, "INTERVAL", 1.0)  # else the second look comes after 30 to 90 s
     app = App()
 
     @app.task

@@ -90,7 +90,7 @@ async def told(bench: Bench) -> list[dict[str, Any]]:
 async def test_a_pause_returns_when_what_was_under_way_has_landed(
     working: Working, app: App, client: Client, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    monkeypatch.setattr(recovery, "_SETTLED", 0.0)
+    monkeypatch.setattr(recovery, "SETTLED", 0.0)
     async with working(app) as bench:
         worker, lands = bench.worker, asyncio.Event()
 

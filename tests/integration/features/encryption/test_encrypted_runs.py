@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ import pytest
 from mtask import App, AsyncClient, Child, Context, Fail, Flow, Next, Retry, TaskFailed, TaskSpec
 from mtask.app.middleware import FinishCall
 from mtask.errors import DatabaseUnavailable, DataKeyNotFound, DecryptionFailed
+from mtask.features.encryption import vault as vaults
 from mtask.features.encryption.cipher import Cipher
-from mtask.features.encryption.vault import Vault
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.logs.options import LogOptions
 from mtask.kernel.document.parts import NO_KEYS, READABLE, Sealed
@@ -359,7 +359,7 @@ async def test_worker_that_need_not_encrypt_a_queue_still_encrypts_what_an_encry
 
 
 async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_readable(
-    mongo_uri: str, database_name: str, mongo: Client
+    mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
     app = App()
@@ -371,13 +371,11 @@ async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_reada
         await go.wait()
         return MARKER
 
-    async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
+    async with secret_bench(mongo_uri, database_name, mongo, app) as (_, client):
         await client.publish("wait", key="k", queue=QUEUE)
         await begun.wait()
         await client.remove_data_key(queue=QUEUE)
-        cipher = bench.worker.parts.scope.store.codec
-        assert isinstance(cipher, Cipher)
-        forget(cipher.vault)
+        forget(monkeypatch)
         go.set()
         task = await client.wait("wait", "k", timeout=20)
         assert task.status.value == "FAIL"
@@ -389,23 +387,26 @@ async def test_key_that_is_removed_while_a_run_is_under_way_leaves_nothing_reada
     assert MARKER.encode() not in everything_in(mongo, database_name)
 
 
-def forget(vault: Vault) -> None:
-    """Let the vault look at the database at the next use, as after a minute."""
-    vault._all_until = 0.0
-    vault._by_name = {name: replace(key, known_until=0.0) for name, key in vault._by_name.items()}
-    vault._by_id = {key_id: replace(key, known_until=0.0) for key_id, key in vault._by_id.items()}
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let vaults look at the database at the next use, as after an hour."""
+    monkeypatch.setattr(vaults, "monotonic", lambda: monotonic() + 3_600)
 
 
 async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
-    app = app_of_secrets([])
+    app = App()
+
+    @app.task(queue=QUEUE)
+    async def late() -> str:
+        forget(monkeypatch)
+        return f"{MARKER} late"
+
     async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
         cipher = bench.worker.parts.scope.store.codec
         assert isinstance(cipher, Cipher)
-        vault, failed = cipher.vault, 0
-        find = vault._find
+        failed, find = 0, cipher.vault.find
 
         def failing(names: Any, key_ids: Any) -> Any:
             nonlocal failed
@@ -414,16 +415,9 @@ async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
                 raise DatabaseUnavailable("the key vault is away")
             return find(names, key_ids)
 
-        original = bench.worker.parts.runner._judged
-
-        def judged(run: Any, called: Any) -> Any:
-            forget(vault)
-            monkeypatch.setattr(vault, "_find", failing)
-            return original(run, called)
-
-        monkeypatch.setattr(bench.worker.parts.runner, "_judged", judged)
-        await client.publish("echo", {"text": "x"}, key="k", queue=QUEUE)
-        assert await client.result("echo", "k", timeout=20) == {"text": f"{MARKER} x"}
+        monkeypatch.setattr(cipher.vault, "find", failing)
+        await client.publish("late", key="k", queue=QUEUE)
+        assert await client.result("late", "k", timeout=20) == f"{MARKER} late"
         assert failed == 2
 
 

@@ -24,14 +24,8 @@ from mtask.kernel.statements.outbox import OwedTask
 from tests.clients import claim
 from tests.integration import stores
 from tests.integration.features.flows.test_settling import Frozen, end, hold, owed, publish, recover, settle, status
-from tests.mongo import Client
 
 Document = dict[str, Any]
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return stores.ready_store(mongo, database_name)
 
 
 def child(step: str, parent: str, *above: str, **flow: Any) -> OwedTask:
@@ -335,7 +329,7 @@ def test_results_are_those_of_dependencies_and_descendants_that_succeeded(store:
 def test_endless_changes_of_the_parent_are_an_error(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, {"d": []})
     run_id = claim(store, "task:f/d")
-    monkeypatch.setattr(room, "_ROUNDS", 0)
+    monkeypatch.setattr(room, "ROUNDS", 0)
     with pytest.raises(DatabaseError, match="changed all the time"):
         add(store, "d", run_id, "c")
 

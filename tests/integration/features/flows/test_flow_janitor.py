@@ -23,19 +23,12 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import relays
 from mtask.parts import relays as listed
 from tests.clients import claim, fail, succeed
-from tests.integration import stores
-from tests.mongo import Client as Mongo
-
-
-@pytest.fixture
-def store(mongo: Mongo, database_name: str) -> SyncStore:
-    return stores.ready_store(mongo, database_name)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_janitor, "_OWED_GRACE", timedelta(0))
-    monkeypatch.setattr(relays, "_ALONE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(flow_janitor, "OWED_GRACE", timedelta(0))
+    monkeypatch.setattr(relays, "ALONE_TIMEOUT", timedelta(milliseconds=300))
 
 
 def publish_ended(mongo_uri: str, store: SyncStore, *keys: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -26,6 +25,7 @@ from mtask.kernel.operations import transactions
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from tests.explaining import only
 from tests.parity.cases import SCALE
 
 Document = dict[str, Any]
@@ -126,7 +126,7 @@ class World:
             return
         try:
             call = self.calls.pop(actor, None) or next(actor)
-            self.calls[actor] = actor.send(self.store.run(_only(call)))
+            self.calls[actor] = actor.send(self.store.run(only(call)))
         except (StopIteration, TaskNotFinished, RunError):
             self.actors.pop(place)
 
@@ -196,10 +196,6 @@ def owed(flow: Document, parent: str, step: str) -> OwedTask:
     option = TaskOption(max_unexpected_retries=0).stored()
     fixed = {"_id": f"task:f/{step}", "name": "task", "key": f"f/{step}", "queue": "default", "params": None}
     return OwedTask({**fixed, "task_option": option, "flow": part})
-
-
-def _only(call: Call) -> Generator[Call, Any, Any]:
-    return (yield call)
 
 
 def _exhaust(store: SyncStore, operation: Operation[Any]) -> None:

@@ -139,14 +139,14 @@ async def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_ano
     async with working(make_app(), queues=["default", "a"]) as bench:
         parts = bench.worker.parts
         parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
-        upkeeps, parts.scans._upkeeps = parts.scans._upkeeps, ()
+        upkeeps, parts.scans.upkeeps = parts.scans.upkeeps, ()
         await bench.client.keep("a", success=0)
         await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success_ms=0)
         await bench.status("first:k", "SUCCESS")
         assert "expire_time" not in the(bench, "first:k")
         assert await bench.client.purge(name="first") == 0
         await bench.client.keep("a")
-        parts.scans._upkeeps = upkeeps
+        parts.scans.upkeeps = upkeeps
         await until(lambda: bench.tasks.find_one({"_id": "second:@first:k/next-1"}), message="published by a scan")
         await until(lambda: not bench.tasks.find_one({"owed_since": {"$exists": True}}), message="crossed off")
         gone = bench.tasks.find_one({"_id": "first:k"})

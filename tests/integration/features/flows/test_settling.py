@@ -36,15 +36,11 @@ from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements.finish import Outcome
 from mtask.parts.relays import RELAYS
 from tests.clients import claim
+from tests.explaining import only
 from tests.integration import stores
-from tests.mongo import Client, eventually
+from tests.mongo import eventually
 
 Document = dict[str, Any]
-
-
-@pytest.fixture
-def store(mongo: Client, database_name: str) -> SyncStore:
-    return stores.ready_store(mongo, database_name)
 
 
 def publish(store: SyncStore, steps: dict[str, Sequence[str]], *, fail_fast: bool = False, **on_failed: Any) -> None:
@@ -122,11 +118,11 @@ class Frozen:
         self._operation: Generator[Call, Any, Any] = operation
         self._call = next(operation)
         while not before(self._call):
-            self._call = operation.send(store.run(_only(self._call)))
+            self._call = operation.send(store.run(only(self._call)))
 
     def step(self) -> None:
         """Make the call before which the operation stands."""
-        self._call = self._operation.send(self._store.run(_only(self._call)))
+        self._call = self._operation.send(self._store.run(only(self._call)))
 
     def resume(self) -> Any:
         try:
@@ -136,12 +132,17 @@ class Frozen:
             return stop.value
 
 
-def _only(call: Call) -> Generator[Call, Any, Any]:
-    return (yield call)
-
-
 def is_write(call: Call) -> bool:
     return call.method == "update_many"
+
+
+def before_crossing_off(store: SyncStore, step: str) -> Frozen:
+    """Settle a step up to the write that removes its mark."""
+
+    def is_crossing(call: Call) -> bool:
+        return is_write(call) and call.args[1] == flows.cross_off() and _id(step) in _named(call)
+
+    return Frozen(store, settling.settle_all([_id(step)]), is_crossing)
 
 
 # --- what settling does ---------------------------------------------------------------------------------------
@@ -515,11 +516,7 @@ def test_stale_verdict_while_the_dependency_runs_again_is_taken_back(store: Sync
 def test_a_mark_that_a_new_change_has_renewed_stays(store: SyncStore) -> None:
     publish(store, {"d": [], "p": ["d"]})
     end(store, "d", fails=True, settles=False)
-    crossing = Frozen(
-        store,
-        settling.settle_all([_id("d")]),
-        lambda call: is_write(call) and call.args[1] == flows.cross_off() and _id("d") in _named(call),
-    )
+    crossing = before_crossing_off(store, "d")
     store.run(queries.run_again(_id("d"), everything=False))
     crossing.step()
     assert "d" in owed(store)
@@ -530,11 +527,7 @@ def test_a_mark_that_a_new_change_has_renewed_stays(store: SyncStore) -> None:
 def test_a_mark_of_the_same_status_stays_if_it_is_another_mark(store: SyncStore) -> None:
     publish(store, {"d": [], "p": ["d"]})
     end(store, "d", fails=True, settles=False)
-    crossing = Frozen(
-        store,
-        settling.settle_all([_id("d")]),
-        lambda call: is_write(call) and call.args[1] == flows.cross_off() and _id("d") in _named(call),
-    )
+    crossing = before_crossing_off(store, "d")
     store.run(queries.run_again(_id("d"), everything=False))
     end(store, "d", fails=True, settles=False)
     crossing.step()
@@ -606,7 +599,7 @@ class Doctored:
                 is_deciding = concern.get("level") == "snapshot"
                 if is_deciding and self.as_of is not None:
                     concern["atClusterTime"] = self.as_of
-                answer = self._store.run(_only(call))
+                answer = self._store.run(only(call))
                 if is_deciding:
                     for row in answer["cursor"]["firstBatch"]:
                         if "now" in row:
@@ -680,7 +673,7 @@ def test_a_look_shows_one_moment(store: SyncStore) -> None:
 
 
 def test_what_does_not_fit_into_one_reply_is_read_in_parts(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "_MANY", 2)
+    monkeypatch.setattr(looking, "MANY", 2)
     names = [f"s{number}" for number in range(7)]
     publish(store, {name: [] for name in names} | {"p": names, "q": names, "r": names})
     for name in names[:-1]:
@@ -703,7 +696,7 @@ def test_a_group_of_verdicts_takes_a_few_statements(store: SyncStore) -> None:
     with suppress(StopIteration):
         while True:
             writes += is_write(call)
-            call = operation.send(store.run(_only(call)))
+            call = operation.send(store.run(only(call)))
     assert writes <= 4, "a release, a cancel, and two times the removal of marks"
     assert [status(store, name) for name in names if name[0] == "b"] == ["CANCELED"] * 5 + ["INIT"] * 15
     assert owed(store) == set()

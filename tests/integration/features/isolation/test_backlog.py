@@ -64,11 +64,11 @@ async def others_done(it: Isolated) -> None:
 def stopped(it: Isolated) -> tuple[Any, Callable[..., Awaitable[None]]]:
     """Stop the scans of the worker. Return this part of it, and what makes one scan: a refill or a plain one."""
     own: Any = it.bench.worker.parts.scans
-    scan = own._scan
+    scan = own.scan
     it.bench.stop_scans()
 
     async def scan_once(*, is_refill: bool = False) -> None:
-        own._is_refill = is_refill  # the worker itself may have asked for one meanwhile
+        own.is_refill = is_refill  # the worker itself may have asked for one meanwhile
         await scan(is_full=False)
 
     return own, scan_once
@@ -76,7 +76,7 @@ def stopped(it: Isolated) -> tuple[Any, Callable[..., Awaitable[None]]]:
 
 def queries_of_this_task(batches: Any) -> list[object]:
     """Return a list that takes each query of this asyncio task from now on. The worker may go on with its own scans."""
-    mine, take = asyncio.current_task(), batches._take
+    mine, take = asyncio.current_task(), batches.take
     asked: list[object] = []
 
     async def noted(*given: Any, **named: Any) -> Any:
@@ -84,7 +84,7 @@ def queries_of_this_task(batches: Any) -> list[object]:
             asked.append(given)
         return await take(*given, **named)
 
-    batches._take = noted
+    batches.take = noted
     return asked
 
 
@@ -124,7 +124,7 @@ async def test_tasks_beside_isolated_ones_are_not_looked_for_again_at_once_if_al
         own, scan = stopped(it)
         batches, queue, asked = own._batches, own._queue, queries_of_this_task(own._batches)
         for pause, queries in ((0, 2), (60, 1)):
-            batches._next_beside = monotonic() + pause
+            batches.next_beside = monotonic() + pause
             asked.clear()
             await scan()
             assert len(asked) == queries
@@ -142,7 +142,7 @@ async def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to
         await others_done(it)
         own, scan = stopped(it)
         batches, queue = own._batches, own._queue
-        batches._next_beside = 0.0
+        batches.next_beside = 0.0
 
         def fail(*given: Any, timeout: timedelta | None = None) -> Operation[finding.Scan]:
             found = yield from finding_scan(*given)
@@ -154,7 +154,7 @@ async def test_scan_beside_isolated_tasks_that_takes_too_long_leaves_the_rest_to
         monkeypatch.setattr(finding, "scan", fail)
         with pytest.raises(DatabaseUnavailable):
             await scan()  # it failed before its time limit
-        monkeypatch.setattr(batches_of, "_BESIDE_TIMEOUT", timedelta(0))
+        monkeypatch.setattr(batches_of, "BESIDE_TIMEOUT", timedelta(0))
         await scan()
         assert queue.has_more
         assert batches.until_beside > 0

@@ -48,7 +48,7 @@ def test_an_executor_takes_the_first_in_order_of_the_runs_that_wait_for_it(
         left.unlink()
     mongo[database_name]["tasks"].delete_many({})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "_PATIENCE", 600.0)
+        patch.setattr(pool, "PATIENCE", 600.0)
         patch.setattr(HeldRun, "begins", begun)
         asyncio.run(scenario())
     assert starts == [9, 5, 4, 3, 2, 1, 0]

@@ -167,20 +167,14 @@ async def test_requests_for_permits_are_made_in_the_order_of_their_tasks(
             for key in ("first", "second"):
                 await bench.client.publish("work", key=key)
             sender = bench.worker.parts.sender
-            store, reads, has_read = sender._store, count(), asyncio.Event()
+            reads, has_read = count(), asyncio.Event()
 
-            class Late:
-                """A store whose first answer comes after the second one."""
+            async def first_comes_after_the_second() -> None:
+                if not next(reads):
+                    await has_read.wait()
+                has_read.set()
 
-                async def run(self, operation: Any) -> Any:
-                    is_first = not next(reads)
-                    answer = await store.run(operation)
-                    if is_first:
-                        await has_read.wait()
-                    has_read.set()
-                    return answer
-
-            monkeypatch.setattr(sender, "_store", Late())
+            between(bench.store, "still_due_at", after=first_comes_after_the_second)
             monkeypatch.setattr(Limits, "admit", noted)
             claims_of = (sender.claim_gated([f"work:{key}"], is_rescue=False) for key in ("first", "second"))
             await asyncio.gather(*claims_of)
@@ -330,7 +324,7 @@ async def test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back
     """Its start is counted for the end of its permit at the latest, so a later one would be one too many."""
     gauge = Gauge()
     client.limit("default", rate=(5, timedelta(seconds=1)))
-    monkeypatch.setattr(limits_module, "_BEGIN", 60.0)  # a worker that is as slow
+    monkeypatch.setattr(limits_module, "BEGIN", 60.0)  # a worker that is as slow
     async with working(gauge.app) as bench:
         await publish(bench, 1)
         runs = "worker_states"
@@ -338,7 +332,7 @@ async def test_run_that_cannot_begin_before_the_end_of_its_permit_is_handed_back
         await until(lambda: bench.state("work:0")[runs][0]["status"] == "CANCELED", message="handed back")
         assert "could not begin it in time" in bench.state("work:0")[runs][0]["fail_reason"]
         assert gauge.starts == []
-        monkeypatch.setattr(limits_module, "_BEGIN", 0.2)
+        monkeypatch.setattr(limits_module, "BEGIN", 0.2)
         await bench.status("work:0", "SUCCESS")
         assert bench.state("work:0")["failed_cnt"] == 0
     assert len(gauge.starts) == 1
@@ -514,7 +508,7 @@ async def test_call_that_comes_before_the_answer_to_an_older_request_is_not_forg
 
 async def no_polls(monkeypatch: pytest.MonkeyPatch, *benches: Bench) -> None:
     """Have the workers ask the full pool only when they hear of a permit."""
-    monkeypatch.setattr(limits_module, "_POLL", 3_600.0)
+    monkeypatch.setattr(limits_module, "POLL", 3_600.0)
     pools = [bench.worker.parts.features.limits.pools for bench in benches]
     await until(lambda: all(each.retry_at(QUEUE) > monotonic() + 60 for each in pools), message="polled once more")
 
@@ -552,7 +546,7 @@ async def test_worker_that_does_not_ask_for_what_it_returned_withdraws_and_the_o
         await publish(one, 1, prefix="next ")
         await until(lambda: set(listed_in(mongo, database_name)) == {"w1", "w2"}, message="listed")
         await no_polls(monkeypatch, one, two)
-        monkeypatch.setattr(benches[holder].worker.parts.features.limits, "_let_ask", lambda counts: None)
+        monkeypatch.setattr(benches[holder].worker.parts.features.limits, "let_ask", lambda counts: None)
         gauge.gate.set()
         await one.status("work:next 0", "SUCCESS")
         assert one.state("work:next 0")["worker_states"][0]["worker_id"] != holder
@@ -591,7 +585,7 @@ def listed_in(mongo: Mongo, database: str) -> dict[str, list[str]]:
 async def test_task_that_goes_before_those_that_are_listed_is_listed_at_once(
     working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits_module, "_POLL", 600.0)
+    monkeypatch.setattr(limits_module, "POLL", 600.0)
     gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
 
@@ -610,7 +604,7 @@ async def test_task_that_comes_later_and_goes_behind_those_that_are_listed_is_li
     working: Working, database_name: str, mongo: Mongo, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may take all that go before it, and then nobody would be called for it."""
-    monkeypatch.setattr(limits_module, "_POLL", 600.0)
+    monkeypatch.setattr(limits_module, "POLL", 600.0)
     gauge = Gauge(is_open=False)
     client.limit("default", concurrency=1)
 

@@ -118,7 +118,7 @@ async def test_lines_cost_few_writes_and_a_run_without_lines_none(
 ) -> None:
     """100 runs that end together, with 1,000 lines, take a few writes, whatever the speed of the machine."""
     app, gate = App(), asyncio.Event()
-    monkeypatch.setattr(keeping, "_EVERY", 3600.0)
+    monkeypatch.setattr(keeping, "EVERY", 3600.0)
 
     @app.task
     async def talk(number: int) -> None:
@@ -132,7 +132,7 @@ async def test_lines_cost_few_writes_and_a_run_without_lines_none(
         await until(lambda: bench.count("RUNNING") == 100, message="all run")
         keeper = keeper_of(bench)
         assert keeper.write_cnt == 0, "no line has been written yet"
-        monkeypatch.setattr(keeping, "_AFTER_END", 0.5)
+        monkeypatch.setattr(keeping, "AFTER_END", 0.5)
         gate.set()
         collection = mongo[database_name]["logs"]
         await until(lambda: collection.count_documents({"is_over": True}) == 99, message="kept")
@@ -145,7 +145,7 @@ async def test_lines_of_a_run_that_goes_on_are_there_after_a_while_and_follow_in
     working: Working, database_name: str, mongo: Mongo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, gate = App(), asyncio.Event()
-    monkeypatch.setattr(keeping, "_EVERY", 0.05)
+    monkeypatch.setattr(keeping, "EVERY", 0.05)
 
     @app.task
     async def slow() -> None:
@@ -183,7 +183,7 @@ async def test_lines_of_executors_are_kept_also_those_before_a_kill(
     working: Working, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
-    monkeypatch.setattr(keeping, "_EVERY", 0.05)
+    monkeypatch.setattr(keeping, "EVERY", 0.05)
     executors = ExecutorOptions("tests.integration.app.traced:app", count=1)
 
     async def last_lines(bench: Bench) -> Any:
@@ -211,9 +211,9 @@ async def test_without_a_database_lines_wait_up_to_a_bound_and_runs_are_not_dist
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = App()
-    monkeypatch.setattr(keeping, "_MAX_WAITING_BYTES", 20_000)
-    monkeypatch.setattr(keeping, "_PAUSE", 0.05)
-    monkeypatch.setattr(keeping, "_MAX_PAUSE", 0.1)
+    monkeypatch.setattr(keeping, "MAX_WAITING_BYTES", 20_000)
+    monkeypatch.setattr(keeping, "PAUSE", 0.05)
+    monkeypatch.setattr(keeping, "MAX_PAUSE", 0.1)
 
     @app.task
     async def talk(number: int) -> None:
@@ -250,8 +250,8 @@ async def test_a_stop_writes_the_last_lines_and_no_line_outside_of_a_run_is_kept
     working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
-    monkeypatch.setattr(keeping, "_EVERY", 3600.0)
-    monkeypatch.setattr(keeping, "_AFTER_END", 3600.0)
+    monkeypatch.setattr(keeping, "EVERY", 3600.0)
+    monkeypatch.setattr(keeping, "AFTER_END", 3600.0)
     seen: list[Any] = []
 
     @app.task

@@ -16,6 +16,7 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.process.counts import MAX_PAIRS, Pair, Tally
 from tests.clients import server_now
+from tests.explaining import only
 from tests.integration.stores import publish
 
 DAY = timedelta(days=1)
@@ -82,7 +83,7 @@ def test_the_first_counts_of_all_are_made_by_one(store: SyncStore) -> None:
     first = tallies.shared()
     call = next(first)
     while True:  # up to the lease
-        answer = store.run(_only(call))
+        answer = store.run(only(call))
         if call.method == "find_one_and_update":
             break
         call = first.send(answer)
@@ -91,10 +92,6 @@ def test_the_first_counts_of_all_are_made_by_one(store: SyncStore) -> None:
     found = store.run(_rest(first, answer))
     assert found is not None
     assert found.queues[0].queue == "default"
-
-
-def _only(call: Any) -> Any:
-    return (yield call)
 
 
 def _rest(operation: Any, answer: Any) -> Any:

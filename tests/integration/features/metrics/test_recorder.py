@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mtask import App, Context, Fail, Retry
+from mtask.errors import DatabaseUnavailable
 from mtask.features.metrics import operations as tallies
 from mtask.features.metrics import worker as recorder
 from mtask.features.metrics.rules import TOTALS_ID
@@ -228,9 +229,14 @@ async def test_a_worker_that_was_folded_alive_goes_on_in_another_tally(
         # This one is stored, though the worker does not know it.
         await bench.client.publish("quick", key="unknown")
         await settled(bench, 41)
-        known = (parts.features.recorder._stored_revision, parts.features.recorder._stored)
+
+        async def lose() -> None:
+            raise DatabaseUnavailable("the reply is lost")
+
+        writing = between(bench.store, "record", after=lose)
         await parts.features.recorder.write()
-        parts.features.recorder._stored_revision, parts.features.recorder._stored = known
+        writing.end()
+        assert writing.seen_cnt == 1
         bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "stopped"}})
         assert store.run(tallies.fold()) == 1
         bench.registry.update_one({"_id": "w1"}, {"$set": {"status": "running"}})

@@ -20,6 +20,7 @@ from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.workers import Heartbeat, Registration
 from mtask.kernel.worker.process.counts import MAX_PAIRS, OTHER, Pair, Tally, tally_of, total
+from tests.explaining import only
 from tests.integration.stores import registration
 
 T = TypeVar("T")
@@ -65,14 +66,10 @@ def stepped(store: SyncStore, operation: Operation[T], step: Callable[[int], obj
         while True:
             step(number)
             number += 1
-            call = operation.send(store.run(_only(call)))
+            call = operation.send(store.run(only(call)))
     except StopIteration as stop:
         result: T = stop.value
         return result
-
-
-def _only(call: Any) -> Operation[Any]:
-    return (yield call)
 
 
 def test_the_tally_of_a_dead_worker_is_folded_once_and_kept_for_two_days(store: SyncStore) -> None:

@@ -101,8 +101,8 @@ def test_malformed_schedules_starve_no_others(
 ) -> None:
     count = 1_200
     if not are_left_out:
-        monkeypatch.setattr(scheduler_module, "_MAX_LEFT_OUT", 5)
-        monkeypatch.setattr(scheduler_module, "_PAGE", 20)
+        monkeypatch.setattr(scheduler_module, "MAX_LEFT_OUT", 5)
+        monkeypatch.setattr(scheduler_module, "PAGE", 20)
         count = 90
     fill(client, store, "a-malformed", count, **changes)
     client.add_schedule("good", "report", EVERY_SECOND)
@@ -293,7 +293,7 @@ def test_firing_whose_task_is_there_leaves_it_as_it_is(client: Client, store: Sy
 async def test_scheduler_forgets_schedules_that_fire_no_more_and_all_but_the_newest(
     client: Client, store: SyncStore, mongo_uri: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "_MAX_REMEMBERED", 3)
+    monkeypatch.setattr(scheduler_module, "MAX_REMEMBERED", 3)
     for number in range(6):
         client.add_schedule(f"once-{number}", "report", client.server_time())
         client.add_schedule(f"hourly-{number}", "report", HOUR)

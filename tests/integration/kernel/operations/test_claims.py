@@ -277,16 +277,6 @@ def test_a_run_handed_back_is_not_counted_and_claimable_at_once(store: SyncStore
     assert claim(store, "w", "k", token="again") == ["k"]
 
 
-def test_a_retry_is_not_counted_and_waits_as_it_asked(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0)
-    claim(store, "w", "k")
-    finish(store, outcome(store, "k", CANCELED, reason="not yet", delay_ms=60_000))
-    task = parsed(store, "k")
-    assert (task.status, task.task_state.failed_cnt) == ("INIT", 0)
-    assert task.runs[0].fail_time is not None
-    assert task.task_state.next_preempt_time == task.runs[0].fail_time + timedelta(minutes=1)
-
-
 RETURNS: list[Any] = [
     None,
     0,

@@ -12,6 +12,7 @@ from mtask.kernel.driver.operation import Call
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import workers
 from tests.clients import server_now
+from tests.explaining import only
 from tests.integration.stores import register
 
 Document = dict[str, Any]
@@ -101,16 +102,12 @@ def test_worker_reads_not_what_it_serves_itself(store: SyncStore) -> None:
 def test_worker_that_goes_between_the_two_reads_serves_nothing_until_it_comes_back(store: SyncStore) -> None:
     register(store, "one", ["work"])
     operation = workers.peers("me", ["default"])
-    found = store.run(_once(next(operation)))
+    found = store.run(only(next(operation)))
     store.database["workers"].delete_one({"_id": "one"})
-    served = store.run(_once(operation.send(found)))
+    served = store.run(only(operation.send(found)))
     with pytest.raises(StopIteration) as stop:
         operation.send(served)
     [gone] = stop.value.value
     assert "names" not in gone
     register(store, "one", ["work"])  # with the same incarnation
     assert read(store, [gone])[0]["one"]["names"] == ("work",)
-
-
-def _once(call: Call) -> Any:
-    return (yield call)

@@ -1,17 +1,19 @@
-"""A task is published once, whoever calls and however often; then the caller's policy decides."""
+"""A task is published once, whoever calls and however often.
+
+`tests/acceptance/test_publishing_again.py` tests what each policy does then.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
 
-from mtask.errors import TaskExists, TaskRunning
+from mtask.errors import TaskExists
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy, Published
@@ -63,55 +65,6 @@ def test_threads_that_publish_in_bulk_create_each_key_once(mongo_uri: str, store
     assert sorted(created) == sorted(task.task_id for task in batch)
 
 
-def test_publishing_again_keeps_an_existing_task_exactly_as_it_is(store: SyncStore) -> None:
-    assert publish(store, "k", {"a": 1}, priority=5) == Published("task:k", created=True, updated=False)
-    claim(store, "w", "k")
-    before = stored(store, "k")
-    assert publish(store, "k", {"a": 2}, priority=6) == Published("task:k", created=False, updated=False)
-    assert stored(store, "k") == before
-
-
-def test_reject_raises_and_leaves_an_existing_task_alone(store: SyncStore) -> None:
-    publish(store, "k", 1)
-    with pytest.raises(TaskExists) as caught:
-        publish(store, "k", 2, policy=Policy("reject"))
-    assert caught.value.task_id == "task:k"
-    assert stored(store, "k")["params"] == 1
-
-
-def test_reject_creates_what_does_not_exist(store: SyncStore) -> None:
-    assert publish(store, "k", policy=Policy("reject")).created
-
-
-def test_update_replaces_params_options_and_start_and_leaves_runs_alone(store: SyncStore) -> None:
-    publish(store, "k", 1, start=timedelta(0), priority=1)
-    claim(store, "w", "k")
-    runs = stored(store, "k")["task_state"]["worker_states"]
-    result = publish(store, "k", 2, policy=Policy("update"), priority=9, queue="other")
-    after = stored(store, "k")
-    assert result == Published("task:k", created=False, updated=True)
-    assert (after["params"], after["task_option"]["priority"], after["queue"]) == (2, 9, "other")
-    assert "start_time" not in after["task_state"]
-    assert after["task_state"]["worker_states"] == runs
-
-
-def test_an_update_that_changes_nothing_says_so(store: SyncStore) -> None:
-    publish(store, "k", 1)
-    assert publish(store, "k", 1, policy=Policy("update")) == Published("task:k", created=False, updated=False)
-
-
-def test_a_running_task_is_not_updated_where_the_caller_says_so(store: SyncStore) -> None:
-    publish(store, "k", 1)
-    claim(store, "w", "k")
-    guarded = Policy("update", not_update_running=True)
-    with pytest.raises(TaskRunning):
-        publish(store, "k", 2, policy=guarded)
-    assert stored(store, "k")["params"] == 1
-    stores.lapse(store, "k")
-    assert publish(store, "k", 2, policy=guarded).updated
-    assert stored(store, "k")["params"] == 2
-
-
 @pytest.mark.parametrize("value", EXPRESSION_LIKE)
 @pytest.mark.parametrize("way", ["one", "many", "update", "in a transaction"])
 def test_params_that_look_like_expressions_stay_what_they_are(store: SyncStore, value: Any, way: str) -> None:
@@ -137,20 +90,6 @@ def test_any_key_names_its_own_task(store: SyncStore, key: str) -> None:
     assert (made.key, made.queue, made.task_option.specific_worker_ids) == (key, "$q", ["$w"])
 
 
-def test_a_delay_counts_on_the_servers_clock(store: SyncStore) -> None:
-    publish(store, "k", start=timedelta(seconds=90))
-    state = parsed(store, "k").task_state
-    assert state.start_time == state.create_time + timedelta(seconds=90)
-    assert state.next_preempt_time == state.start_time
-    assert claim(store, "w", "k") == []
-
-
-def test_a_start_time_is_kept_and_one_in_the_past_is_due(store: SyncStore) -> None:
-    publish(store, "k", start=datetime(2020, 1, 1, tzinfo=UTC))
-    assert parsed(store, "k").task_state.start_time == datetime(2020, 1, 1, tzinfo=UTC)
-    assert claim(store, "w", "k") == ["k"]
-
-
 def test_many_tells_of_each_task_in_order_also_of_doubles_within_it(store: SyncStore) -> None:
     publish(store, "old")
     batch = [new_task("old"), new_task("new"), new_task("new"), new_task("other")]
@@ -173,18 +112,6 @@ def test_many_in_a_transaction_exist_exactly_if_it_commits(store: SyncStore) -> 
     assert made == again
     assert [result.created for result in again if isinstance(result, Published)] == [False, True]
     assert store.tasks.count_documents({}) == 2
-
-
-def test_clean_failed_lets_a_failed_task_run_again(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0)
-    claim(store, "w", "k")
-    stores.lapse(store, "k")
-    assert claim(store, "w2", "k") == []
-    assert parsed(store, "k").status == "FAIL"
-    assert publish(store, "k", policy=Policy(clean_failed=True)).updated
-    made = parsed(store, "k")
-    assert (made.status, made.runs, made.task_state.failed_cnt) == ("INIT", [], 0)
-    assert claim(store, "w", "k") == ["k"]
 
 
 def test_clean_failed_leaves_a_live_run_alone(store: SyncStore) -> None:

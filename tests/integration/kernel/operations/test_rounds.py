@@ -1,4 +1,4 @@
-"""Rounds, bounds and ends: cancel, retry and rerun, options, the bounded array, retention, removal."""
+"""Rounds, bounds and ends: cancel, retry and rerun, options, the bounded array, retention, counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mtask.errors import InvalidOption, TaskNotFinished, TaskNotFound, UnknownOption
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.stores import SyncStore
@@ -112,31 +111,12 @@ def test_reruns_keep_the_newest_twenty_runs_of_earlier_rounds(store: SyncStore) 
 # --- rounds -------------------------------------------------------------------------------------------------
 
 
-def test_a_retried_task_starts_a_round_with_nothing_counted(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0)
-    try_once(store, "k", FAIL, 0, reason="broken")
-    assert parsed(store, "k").status == "FAIL"
-    task = again(store, "k", everything=False)
-    assert (task.status, task.task_state.failed_cnt, task.task_state.finish_time) == ("INIT", 0, None)
-    assert [run.past for run in task.runs] == [True]
-    try_once(store, "k", SUCCESS, 1)
-    assert parsed(store, "k").status == "SUCCESS"
-
-
 def test_a_retry_is_due_at_once_whatever_the_delay_of_the_round_before(store: SyncStore) -> None:
     publish(store, "k", max_unexpected_retries=0, unexpected_retry_delay_ms=3_600_000)
     assert claim(store, "w", "k") == ["k"]
     finish(store, "k", FAIL)
     again(store, "k", everything=False)
     assert claim(store, "w", "k", token="again") == ["k"]
-
-
-def test_a_final_failure_does_not_bind_the_next_round(store: SyncStore) -> None:
-    publish(store, "k")
-    try_once(store, "k", FAIL, 0, final=True)
-    again(store, "k", everything=False)
-    try_once(store, "k", SUCCESS, 1)
-    assert parsed(store, "k").status == "SUCCESS"
 
 
 def test_a_retry_keeps_the_successes_that_there_are(store: SyncStore) -> None:
@@ -164,38 +144,7 @@ def test_a_rerun_leaves_a_live_run_in_the_new_round(store: SyncStore) -> None:
     assert parsed(store, "k").status == "FAIL"
 
 
-def test_a_success_runs_again_only_by_a_rerun(store: SyncStore) -> None:
-    publish(store, "k")
-    try_once(store, "k", SUCCESS, 0)
-    with pytest.raises(TaskNotFinished) as caught:
-        again(store, "k", everything=False)
-    assert caught.value.status == "SUCCESS"
-    assert again(store, "k", everything=True).status == "INIT"
-
-
-@pytest.mark.parametrize("everything", [False, True])
-def test_an_unfinished_or_absent_task_cannot_run_again(store: SyncStore, everything: bool) -> None:
-    publish(store, "k")
-    with pytest.raises(TaskNotFinished):
-        again(store, "k", everything=everything)
-    with pytest.raises(TaskNotFound):
-        again(store, "gone", everything=everything)
-
-
 # --- cancel -------------------------------------------------------------------------------------------------
-
-
-def test_a_waiting_task_is_canceled_at_once(store: SyncStore) -> None:
-    publish(store, "k", start=timedelta(hours=1))
-    store.run(queries.cancel("task:k"))
-    task = parsed(store, "k")
-    assert (task.status, task.task_state.cancel_requested, task.task_state.next_preempt_time) == (
-        "CANCELED",
-        False,
-        None,
-    )
-    assert task.task_state.finish_time is not None
-    assert again(store, "k", everything=False).status == "INIT"
 
 
 def test_a_running_task_is_canceled_when_its_holder_lets_go(store: SyncStore) -> None:
@@ -248,29 +197,6 @@ def test_a_changed_limit_decides_at_once(store: SyncStore) -> None:
     assert parsed(store, "k").status == "FAIL", "a final status stays"
 
 
-def test_changed_options_are_checked_with_those_that_stay(store: SyncStore) -> None:
-    publish(store, "k", ping_interval_ms=1000, worker_timeout_ms=2000)
-    with pytest.raises(InvalidOption, match="must exceed"):
-        store.run(queries.update_option("task:k", {"ping_interval_ms": 2000}))
-    with pytest.raises(UnknownOption):
-        store.run(queries.update_option("task:k", {"ping_interval": 500}))
-    changed = store.run(queries.update_option("task:k", {"ping_interval_ms": 500}))
-    assert (changed["task_option"]["ping_interval_ms"], changed["task_option"]["worker_timeout_ms"]) == (500, 2000)
-
-
-@pytest.mark.parametrize(("status", "option"), [(SUCCESS, "retain_success_ms"), (FAIL, "retain_fail_ms")])
-def test_a_finished_task_expires_as_long_after_its_end_as_its_kind_is_kept(
-    store: SyncStore, status: Any, option: str
-) -> None:
-    kept: Any = {"retain_success_ms": None, "retain_fail_ms": None, option: 3_600_000}
-    publish(store, "k", max_unexpected_retries=0, **kept)
-    assert parsed(store, "k").expire_time is None
-    try_once(store, "k", status, 0)
-    task = parsed(store, "k")
-    assert task.task_state.finish_time is not None
-    assert task.expire_time == task.task_state.finish_time + timedelta(hours=1)
-
-
 @pytest.mark.parametrize(("status", "option"), [(SUCCESS, "retain_fail_ms"), (FAIL, "retain_success_ms")])
 def test_the_retention_of_the_other_kind_does_not_bind(store: SyncStore, status: Any, option: str) -> None:
     kept: Any = {option: 0}
@@ -300,16 +226,6 @@ def test_publishing_again_with_clean_success_ends_retention_with_the_success(sto
     assert publish(store, "k", policy=Policy(clean_success=True)).updated
     assert "expire_time" not in stored(store, "k")
     assert claim(store, "w", "k", token="again") == ["k"]
-
-
-def test_removing_tells_whether_the_task_was_there(store: SyncStore) -> None:
-    publish(store, "k")
-    claim(store, "w", "k")
-    assert store.run(queries.remove("task:k")) is True
-    assert store.run(queries.remove("task:k")) is False
-    assert store.run(claims.held(["task:k"])) == []
-    with pytest.raises(TaskNotFound):
-        store.run(queries.get("task:k"))
 
 
 def test_counts_and_searches_agree_with_what_happened(store: SyncStore) -> None:

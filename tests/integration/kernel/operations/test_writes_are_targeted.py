@@ -135,12 +135,12 @@ def functions_that_write() -> set[str]:
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
     """Listen to every client that is made from now on."""
-    writes, options = Writes(), connect._options
+    writes, options = Writes(), connect.client_options
 
     def listened(app_name: str, extra: dict[str, Any]) -> dict[str, Any]:
         return {**options(app_name, extra), "event_listeners": [writes]}
 
-    monkeypatch.setattr(connect, "_options", listened)
+    monkeypatch.setattr(connect, "client_options", listened)
     return writes
 
 
@@ -188,7 +188,7 @@ class Handlers:
 @contextmanager
 def opened(uri: str, database: str) -> Iterator[tuple[Client, Mongo]]:
     """Give a client, and a driver's client for the transactions of a caller: both are listened to."""
-    source: Mongo = MongoClient(uri, **connect._options("caller", {}))
+    source: Mongo = MongoClient(uri, **connect.client_options("caller", {}))
     with source, Client(source, database=database) as client:
         client.init()
         yield client, source

@@ -213,16 +213,16 @@ async def test_names_that_are_none_keep_the_worker_from_nothing(bench: Bench) ->
 
 
 _STEPS = [
-    "scans._scan",
-    "scans._upkeep",
-    "stream._follow",
-    "stream._read",
-    "lookups._check_holders",
-    "lookups._take_found",
-    "lookups._look_up_due",
-    "claimer._launch",
-    "features.limits._reclaim_dead",
-    "features.retention._remove_surplus",
+    "scans.scan",
+    "scans.upkeep",
+    "stream.follow",
+    "stream.read",
+    "lookups.check_holders",
+    "lookups.take_found",
+    "lookups.look_up_due",
+    "claimer.launch",
+    "features.limits.reclaim_dead",
+    "features.retention.remove_surplus",
     "features.controls.refresh",
 ]
 
@@ -232,7 +232,7 @@ async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
         part, _, name = step.rpartition(".")
         raised: list[str] = []
         owner: Any = attrgetter(part)(bench.worker.parts)
-        real, take = getattr(owner, name), bench.worker.parts.stream._take
+        real, take = getattr(owner, name), bench.worker.parts.stream.take
 
         def failing(*arguments: Any, **options: Any) -> Any:
             if len(raised) < 3:
@@ -241,8 +241,8 @@ async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
             return real(*arguments, **options)
 
         setattr(owner, name, failing)
-        if name in ("_follow", "_read"):
-            owner._take = lambda event: bool(raised) and take(event)  # so that it is opened anew
+        if name in ("follow", "read"):
+            owner.take = lambda event: bool(raised) and take(event)  # so that it is opened anew
         for number in (f"{step} {round_}" for round_ in range(4)):  # whatever wakes the loops
             insert(bench, good(number), changed(f"bad-{number}", task_state__status=7))
             bench.worker.parts.scans.ask_full()
@@ -258,8 +258,8 @@ async def test_loop_outlives_what_nobody_foresaw(bench: Bench) -> None:
             await failed(bench, [f"noop:bad-{number}"])
         await until(lambda: raised, message=f"{step} was called")
         setattr(owner, name, real)
-        if name in ("_follow", "_read"):
-            owner._take = take
+        if name in ("follow", "read"):
+            owner.take = take
 
     for step in _STEPS:
         await outlive(bench, step)
@@ -292,14 +292,14 @@ async def test_document_that_a_reader_trips_over_is_examined_and_holds_up_no_oth
 async def test_pinger_keeps_the_leases_of_the_others_where_one_document_cannot_be_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply = leases._apply
+    apply = leases.apply_one
 
     def tripping(run: Any, *arguments: Any, **options: Any) -> None:
         if run.task_id == "hold:bad":
             raise ZeroDivisionError("nobody foresaw this")
         apply(run, *arguments, **options)
 
-    monkeypatch.setattr(leases, "_apply", tripping)
+    monkeypatch.setattr(leases, "apply_one", tripping)
     options = {"task_option__ping_interval_ms": 100, "task_option__worker_timeout_ms": 3_000}
     insert(bench, *(changed(key, **options) | {"_id": f"hold:{key}", "name": "hold"} for key in ("bad", "right")))
     # The one is not trusted any longer than it was, and tried again; the other goes on.

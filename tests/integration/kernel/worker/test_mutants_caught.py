@@ -213,7 +213,7 @@ async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_th
 async def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_and_counts(
     working: Working, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinger, "_OVERTIME", 0.2)
+    monkeypatch.setattr(pinger, "OVERTIME", 0.2)
     app, lapses = App(), []
     tasks = mongo[database_name]["tasks"]
     lapsed = {"$expr": {"$lt": [{"$first": "$task_state.worker_states.ping_expire_time"}, "$$NOW"]}}
@@ -258,7 +258,7 @@ async def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
     working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for as long as it can come true; here until the worker stops."""
-    monkeypatch.setattr(claim, "_SETTLED", _FAR.total_seconds())
+    monkeypatch.setattr(claim, "SETTLED", _FAR.total_seconds())
     async with working(app) as bench:
         late = _LateClaim(bench.store)
         vars(bench.store)["run"] = late.run

@@ -14,6 +14,7 @@ from mtask.errors import WorkerIdInUse
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.worker.discovery import ready
 from mtask.kernel.worker.discovery.fleet import Peers
+from mtask.kernel.worker.discovery.reaper import TaskJanitor
 from tests.integration.stores import register
 from tests.integration.worker_harness import Working, set_horizon, set_queue_capacity
 from tests.mongo import PATIENCE, until
@@ -172,14 +173,13 @@ async def test_worker_looks_for_malformed_tasks_when_its_stream_was_broken(
     working: Working, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with working(app) as bench:
-        parts, looked = bench.worker.parts, asyncio.Event()
-        look = parts.scans._janitor.look_for_malformed
+        looked, look = asyncio.Event(), TaskJanitor.look_for_malformed
 
-        async def noted() -> None:
-            await look()
+        async def noted(janitor: TaskJanitor) -> None:
+            await look(janitor)
             looked.set()
 
         await bench.scanned()
-        monkeypatch.setattr(parts.scans._janitor, "look_for_malformed", noted)
-        parts.scans.ask_full()
+        monkeypatch.setattr(TaskJanitor, "look_for_malformed", noted)
+        bench.worker.parts.scans.ask_full()
         await until(looked.is_set, message="a full scan looks for malformed tasks")

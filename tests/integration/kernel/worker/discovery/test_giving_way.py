@@ -25,7 +25,7 @@ _FOR_EVER = 3_600.0
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list of what the worker does from now on: it asks for an event, has one, sends a claim."""
     noted: list[str] = []
-    read, claim = Stream.next, Sender._claim_group
+    read, claim = Stream.next, Sender.claim_group
 
     async def noted_read(self: Stream) -> Any:
         noted.append("read")
@@ -39,7 +39,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return await claim(self, task_ids, **given)
 
     monkeypatch.setattr(Stream, "next", noted_read)
-    monkeypatch.setattr(Sender, "_claim_group", noted_claim)
+    monkeypatch.setattr(Sender, "claim_group", noted_claim)
     return noted
 
 
@@ -63,7 +63,7 @@ async def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_
     working: Working, app: App, store: SyncStore, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody claims for the peer. The stream stays unread, and the claim follows nevertheless."""
-    monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
+    monkeypatch.setattr(stream, "GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     _, theirs = keys_by_rank("idle")
     async with working(app) as bench:
@@ -77,7 +77,7 @@ async def test_worker_gives_way_to_the_first_one_and_takes_the_task_if_that_one_
 async def test_events_that_came_together_are_all_taken_before_a_worker_gives_way(
     working: Working, database_name: str, mongo: Client, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
+    monkeypatch.setattr(stream, "GIVE_WAY", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
     async with working(app) as bench:
@@ -98,8 +98,8 @@ async def test_events_in_series_are_not_late(
     working: Working, app: App, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gives way only to a task that comes some time after the last event."""
-    monkeypatch.setattr(stream, "_GIVE_WAY", _FOR_EVER)
-    monkeypatch.setattr(stream, "_APART", _FOR_EVER)
+    monkeypatch.setattr(stream, "GIVE_WAY", _FOR_EVER)
+    monkeypatch.setattr(stream, "APART", _FOR_EVER)
     register(store, "idle", ["work"])
     mine, theirs = keys_by_rank("idle")
     async with working(app) as bench:

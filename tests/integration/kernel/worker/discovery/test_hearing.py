@@ -143,7 +143,7 @@ async def test_appeal_of_another_worker_makes_it_hear_of_all_and_scan(
         await asyncio.to_thread(beat, store, OTHERS[0], appeal_cnt=1)
         await until(lambda: asked, message="a scan is asked for")
         assert asked == [None]  # the stream hears of all before the scan begins
-        for name in ("ask_soon", "_scan"):
+        for name in ("ask_soon", "scan"):
             vars(scans).pop(name)
         scans.ask_soon()
         await bench.status(f"task:{before}", "SUCCESS")

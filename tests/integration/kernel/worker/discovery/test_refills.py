@@ -62,7 +62,7 @@ class Backlogged:
     async def scan(self, *, is_refill: bool, is_full: bool = False) -> None:
         """Scan as `Scans.run` does."""
         self.queries.clear()
-        self.scans._is_refill = is_refill
+        self.scans.is_refill = is_refill
         await self._scan(is_full=is_full)
 
     def make_older(self, task_ids: Iterable[str], seconds: Any) -> None:
@@ -83,7 +83,7 @@ class Backlogged:
     @property
     def is_refill_due(self) -> bool:
         """Whether a refill follows, now or by the timer."""
-        return self.scans._is_refill or self.scans._refill is not None
+        return self.scans.is_refill or self.scans.refill_timer is not None
 
 
 @pytest.fixture
@@ -103,21 +103,21 @@ async def worker(working: Working, store: SyncStore, monkeypatch: pytest.MonkeyP
     async with working(app) as bench:
         parts = bench.worker.parts
         await until(lambda: parts.ranks.has_others(["work"]), message="the other worker is known")
-        scan = parts.scans._scan
+        scan = parts.scans.scan
         bench.stop_scans()
         bench.stop_stream()
         with bench.backed_up():
             await bench.client.publish_many([TaskSpec("work", {}, key=f"{n}") for n in range(PUBLISHED)])
             setup = Backlogged(bench, queries, scan)
             yield setup
-            if setup.scans._refill is not None:
-                setup.scans._refill.cancel()
+            if setup.scans.refill_timer is not None:
+                setup.scans.refill_timer.cancel()
 
 
 async def test_refill_that_is_asked_for_while_a_scan_is_under_way_waits_for_what_the_scan_brings(
     worker: Backlogged,
 ) -> None:
-    worker.scans._scanned = 10_000  # nearly all that the scan before has brought is done
+    worker.scans.scanned = 10_000  # nearly all that the scan before has brought is done
     worker.queue.has_more = True
     worker.queries.amid = worker.scans.refill
     await worker.scan(is_refill=True)
@@ -151,7 +151,7 @@ async def test_worker_with_tasks_of_its_own_only_looks_at_those_of_all_unless_ot
     older = [task_id for task_id in IDS if worker.is_own(task_id) != are_others_older]
     worker.make_older(older[:5], 30)
     worker.scans._note_cut(was_cut=was_cut)
-    worker.batches._all_at = 0.0  # long ago
+    worker.batches.all_at = 0.0  # long ago
     await worker.scan(is_refill=is_refill)
     assert worker.queries.of_all[: len(limits)] == limits
     assert CAPACITY not in worker.queries.of_all[len(limits) :]
@@ -177,15 +177,15 @@ async def test_share_that_ends_behind_the_position_is_read_from_the_beginning_on
     assert CAPACITY < own < 2 * CAPACITY
     # Each has another age: the position goes by it.
     worker.make_older(IDS, {"$subtract": [PUBLISHED + 1, {"$toInt": "$key"}]})
-    worker.batches._all_at = monotonic()
+    worker.batches.all_at = monotonic()
     assert await worker.batches.scan_share()
-    assert worker.batches._position is not None
+    assert worker.batches.position is not None
     worker.queries.clear()
     assert await worker.batches.scan_share()  # the rest of the share
     assert len(worker.queries.of_share) == 1
-    assert worker.batches._position is None
+    assert worker.batches.position is None
 
-    worker.batches._position = {"task_option.priority": -1}  # behind all
+    worker.batches.position = {"task_option.priority": -1}  # behind all
     worker.forget_queued()
     worker.queries.clear()
     assert await worker.batches.scan_share()
@@ -193,7 +193,7 @@ async def test_share_that_ends_behind_the_position_is_read_from_the_beginning_on
 
 
 async def test_worker_that_may_not_ask_for_its_share_reads_the_tasks_of_all(worker: Backlogged) -> None:
-    worker.batches._next_share = monotonic() + 60
+    worker.batches.next_share = monotonic() + 60
     worker.scans._note_cut(was_cut=True)
     await worker.scan(is_refill=True)
     assert worker.queries.of_all == [CAPACITY]
@@ -207,7 +207,7 @@ async def test_worker_with_room_whose_queue_the_others_have_emptied_asks_for_a_r
     claimer.wake()  # as a hint does
     await until(lambda: not claimer._wake.is_set(), message="the claimer has checked the queue")
     assert not worker.is_refill_due  # it may not claim now
-    claimer._is_backed_up = lambda: False
+    claimer.is_backed_up = lambda: False
     claimer.wake()
     await until(lambda: worker.is_refill_due, message="a refill is due")
 
@@ -227,7 +227,7 @@ async def test_worker_whose_share_is_nearly_done_reads_the_tasks_of_all_though_i
     own = [task_id for task_id in IDS if worker.is_own(task_id)]
     worker.make_older(own[:5], 30)
     worker.make_older(own[5:], -3600)
-    worker.batches._all_at = 0.0  # long ago
+    worker.batches.all_at = 0.0  # long ago
     await worker.scan(is_refill=True)
     assert worker.queries.of_all == [LOOK, CAPACITY]
     assert len(worker.queue) == CAPACITY
@@ -246,7 +246,7 @@ async def test_full_scan_that_is_asked_for_amid_a_scan_follows_it(worker: Backlo
         elif len(fulls) == 4:
             full.set()
 
-    scans._scan = scan
+    scans.scan = scan
     scans.ask_soon()
     await until(lambda: len(fulls) == 1, message="a scan that is not full")
     scans.ask_full()

@@ -50,7 +50,7 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeups, "DENSE_FROM", 0.0)
     monkeypatch.setattr(wakeups, "DENSE_UNTIL", 0.0)
     set_queue_capacity(monkeypatch, 40)
-    monkeypatch.setattr(stream, "_FULL_EVERY", 1_000_000)
+    monkeypatch.setattr(stream, "FULL_EVERY", 1_000_000)
     monkeypatch.setattr(stream, "INTERVAL", 0.05)
     for module in (scans, batches, stream):
         monkeypatch.setattr(module, "HORIZON", _FAR)

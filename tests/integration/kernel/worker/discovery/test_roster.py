@@ -176,7 +176,7 @@ async def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
     app.task(name="work")(lambda: None)
     async with working(app) as bench:
         scans: Any = bench.worker.parts.scans
-        scan, scanned = scans._scan, []
+        scan, scanned = scans.scan, []
 
         async def noted_scan(*, is_full: bool) -> None:
             scanned.append(is_full)
@@ -185,7 +185,7 @@ async def test_worker_knows_all_that_come_and_go_and_scans_for_none_of_them(
         async def known(*ids: str) -> None:
             await until(lambda: bench.others("work") == ids, message=f"{ids} are known")
 
-        scans._scan = noted_scan
+        scans.scan = noted_scan
         for worker_id in ("a", "b", "c"):
             await asyncio.to_thread(register, store, worker_id, ["work"])
         await known("a", "b", "c")

@@ -157,7 +157,7 @@ async def test_what_a_scan_brings_for_a_share_of_former_ranks_is_ranked_anew(
             for task_id, _ in queue.names():
                 queue.discard(task_id)
             scan = finding.scan(["default"], ["work"], "w1", 0, 40)
-            found = await parts.scans._batches._take(scan, share_of=version)
+            found = await parts.scans._batches.take(scan, share_of=version)
             return {queue._entries[document["_id"]].rank for document in found.documents[1:]}
 
         with bench.backed_up():
@@ -245,9 +245,9 @@ async def test_all_that_is_due_is_looked_for_again_and_again_whoever_it_is_left_
 async def test_share_that_is_done_is_not_looked_for_again_and_again_in_the_others_backlog(
     store: SyncStore, drain: Drain, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
-    monkeypatch.setattr(batches, "_SHARE_TIMES", 1_000_000)
+    monkeypatch.setattr(batches, "SHARE_TIMES", 1_000_000)
     if failure is not None:  # as if after its time
-        monkeypatch.setattr(batches, "_SHARE_TIMEOUT", timedelta(0))
+        monkeypatch.setattr(batches, "SHARE_TIMEOUT", timedelta(0))
     register(store, "idle", ["work"])
     scans = Scans(failure)
     await drain(scans)
@@ -268,9 +268,9 @@ async def test_helpers_scans_are_apart_by_a_multiple_of_their_duration_within_bo
         scans: Any = bench.worker.parts.scans
         await until(lambda: scans._ranks.has_others(["work"]), message="the other worker is known")
         for took, pause in ((0.001, 0.2), (0.15, 1.5), (360.0, 2.0)):
-            scans._counts_own, scans._scanned_at, scans._batches.all_took = False, monotonic(), took
+            scans.counts_own, scans.scanned_at, scans._batches.all_took = False, monotonic(), took
             scans._queue.has_more = True
             scans.refill()
-            assert scans._scanned_at + pause <= scans._refill.when() <= monotonic() + pause
-            scans._refill.cancel()
-            scans._refill = None
+            assert scans.scanned_at + pause <= scans.refill_timer.when() <= monotonic() + pause
+            scans.refill_timer.cancel()
+            scans.refill_timer = None

@@ -123,7 +123,7 @@ async def test_last_tasks_of_another_worker_are_claimed_only_for_free_slots(
     working: Working, store: SyncStore, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_own: bool, has_more: bool
 ) -> None:
     monkeypatch.setattr(slots.Slots, "ahead_cnt", AHEAD)
-    monkeypatch.setattr(scans.Scans, "_is_low", False)  # no refill changes what the queue says of further tasks
+    monkeypatch.setattr(scans.Scans, "is_low", False)  # no refill changes what the queue says of further tasks
     register(store, "w2", ["work"], concurrency=SLOTS)
     async with working(stage.app, concurrency=SLOTS) as bench:
         parts = bench.worker.parts

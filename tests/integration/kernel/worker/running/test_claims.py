@@ -333,7 +333,7 @@ async def test_task_that_a_dead_workers_transaction_holds_up_holds_up_no_other(
             bench.tasks.update_one({"_id": held}, {"$set": {"task_option.priority": 5}}, session=session)
             queue = bench.worker.parts.queue
             await until(lambda: len(queue) == len(task_ids), message="all have lapsed")
-            bench.worker.parts.claimer._is_backed_up = lambda: False  # type: ignore[method-assign]
+            bench.worker.parts.claimer.is_backed_up = lambda: False  # type: ignore[method-assign]
             bench.worker.parts.claimer.wake()
             for task_id in others:
                 await bench.status(task_id, "SUCCESS")

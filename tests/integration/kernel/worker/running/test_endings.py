@@ -148,7 +148,7 @@ async def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_t
         bench.tasks.delete_many({})
         await until(lambda: all(run.end_reason is not None for run in runs))
         end = max(run.trusted_until for run in runs)
-        turns = _counted(bench.worker.parts.pinger, "_work")
+        turns = _counted(bench.worker.parts.pinger, "work")
         await until(lambda: time.monotonic() > end + 0.7)
         go_on.set()
         assert len(turns) < 50
@@ -221,7 +221,7 @@ async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(w
 async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
     working: Working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "_CONFLICT_DELAY_MS", 1)
+    monkeypatch.setattr(outcomes, "CONFLICT_DELAY_MS", 1)
     app, tries = App(), []
 
     @app.task

@@ -164,7 +164,7 @@ async def test_lapsed_tasks_are_settled_beside_a_locked_one(
     working: Working, store: SyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may take them any more: whoever scans marks them FAIL."""
-    monkeypatch.setattr(task_janitor, "_SETTLE_GRACE_MS", 0)
+    monkeypatch.setattr(task_janitor, "SETTLE_GRACE_MS", 0)
     gated = _Gated()
     async with working(gated.app) as bench:
         with bench.backed_up():

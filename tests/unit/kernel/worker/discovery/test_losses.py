@@ -46,7 +46,7 @@ def test_task_that_was_taken_begins_anew() -> None:
 
 
 def test_few_tasks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "_MAX_LOSSES", 10)
+    monkeypatch.setattr(quarantine, "MAX_LOSSES", 10)
     kept = Losses()
     kept.add(str(number) for number in range(1_000))
     assert len(kept) == 10

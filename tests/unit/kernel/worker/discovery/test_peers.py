@@ -72,7 +72,7 @@ def test_ranks_that_were_prepared_are_not_computed_again(monkeypatch: pytest.Mon
     peers, expected = Peers("me"), peers_of("me", *workers)
     ranks = [expected.rank(task_id, "work") for task_id in IDS]
     peers.prepare(workers, ["work", "alone"])
-    monkeypatch.setattr("mtask.kernel.worker.discovery.fleet._ranks", None)
+    monkeypatch.setattr("mtask.kernel.worker.discovery.fleet.ranks_among", None)
     peers.update(workers)
     assert [peers.rank(task_id, "work") for task_id in IDS] == ranks
 

@@ -58,7 +58,7 @@ def test_task_that_was_not_held_up_for_long_begins_anew(kept: Quarantine, clock:
 def test_what_is_over_is_forgotten_where_there_is_much(
     kept: Quarantine, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "_MAX_REMEMBERED", 100)
+    monkeypatch.setattr(quarantine, "MAX_REMEMBERED", 100)
     for number in range(1_000):
         kept.hold_up(f"work:{number}")
         clock.now += 1.0

@@ -30,7 +30,7 @@ async def test_a_claim_lands_after_those_that_began_earlier() -> None:
 
 
 async def test_a_claim_without_a_reply_holds_up_no_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landings, "_LEAST_LANDING_WAIT", 0.01)
+    monkeypatch.setattr(landings, "LEAST_LANDING_WAIT", 0.01)
     claims = Landings()
     async with asyncio.timeout(60):
         with claims.begin(), claims.begin() as number:
