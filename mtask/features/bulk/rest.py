@@ -20,7 +20,7 @@ from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, taking
+from mtask.web.models.common import Body, example, taking
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router
@@ -72,18 +72,14 @@ class BulkBody(Body):
 class BulkPlanned(BaseModel):
     """A bulk change that was counted and not begun. is_more: the count stopped, and there may be more tasks."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "action": "retry",
-                    "count": 42,
-                    "is_more": False,
-                    "plan": "WyI0Zj…",
-                    "cutoff": "2030-12-31T23:59:00.000Z",
-                    "expires": "2031-01-01T00:09:00.000Z",
-                }
-            ]
+    model_config = example(
+        {
+            "action": "retry",
+            "count": 42,
+            "is_more": False,
+            "plan": "WyI0Zj…",
+            "cutoff": "2030-12-31T23:59:00.000Z",
+            "expires": "2031-01-01T00:09:00.000Z",
         }
     )
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mtask.features.callbacks.rules import check_callback
 from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, Callback, Told
-from mtask.web.models.common import Body
+from mtask.web.models.common import Body, example
 from mtask.web.schemas import says
 
 
 class CallbackBody(Body):
     """Who is told of the end of a task."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://hooks.example.com/mtask"}]})
+    model_config = example({"url": "https://hooks.example.com/mtask"})
 
     url: Annotated[
         str,
