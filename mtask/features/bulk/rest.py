@@ -198,19 +198,9 @@ def _bulk(found: Bulk, caller: Caller) -> dict[str, Any]:
     if caller.tenant is not None and "key" in criteria:
         criteria["key"] = [caller.shown_key(one) for one in criteria["key"]]
     return {
-        "bulk_id": found.bulk_id,
-        "action": found.action,
-        "filter": criteria,
-        "done_cnt": found.done_cnt,
-        "left_cnt": found.left_cnt,
-        "is_over": found.is_over,
-        "cutoff": views.plain(found.cutoff),
-        "begin_time": views.plain(found.begin_time),
-        "end_time": views.plain(found.end_time),
+        name: criteria if name == "filter" else views.plain(getattr(found, name)) for name in BulkState.model_fields
     }
 
-
-# --- in the background ------------------------------------------------------------------------------------
 
 logger = logging.getLogger("mtask.web")
 #: The time between two searches for bulk changes that nobody carries out, in seconds.
