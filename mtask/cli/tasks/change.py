@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, commands, name_and_key
 from mtask.cli.output import clean, status_text, task_document
 from mtask.cli.tasks.show import changed_options
 from mtask.client.sync import Client
@@ -21,15 +21,6 @@ from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.extended_json import parse_extended
-
-PANEL = "Tasks"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for name, function in (("cancel", cancel), ("retry", retry), ("rerun", rerun), ("update", update)):
-        command(app, name, panel=PANEL)(function)
-    command(app, "remove", panel=PANEL)(remove)
 
 
 def _report(cli: Cli, task: Task, remark: str) -> None:
@@ -117,3 +108,6 @@ def remove(
         raise TaskNotFound(task_id)
     cli.answer({"task_id": task_id, "removed": True}, f"removed  {clean(task_id)}")
     return failures.OK
+
+
+register = commands("Tasks", {"cancel": cancel, "retry": retry, "rerun": rerun, "update": update, "remove": remove})

@@ -10,19 +10,13 @@ import typer
 from mtask.arguments.criteria import PageCriteria
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import counted
 from mtask.errors import InvalidInput
 from mtask.features.bulk.client import Bulk
 from mtask.features.bulk.rules import ACTIONS
 
-PANEL = "Tasks"
 _DONE = {"cancel": "canceled", "retry": "run again", "remove": "removed"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "bulk", panel=PANEL)(bulk)
 
 
 def bulk(
@@ -67,3 +61,6 @@ def _report(cli: Cli, done: Bulk) -> int:
     left = f"; {counted(done.left_cnt, 'task')} had changed meanwhile, or cannot be changed" if done.left_cnt else ""
     cli.answer(document, f"{counted(done.done_cnt, 'task')} {_DONE[done.action]}{left}")
     return failures.OK
+
+
+register = commands("Tasks", {"bulk": bulk})

@@ -31,13 +31,13 @@ _Timeout = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "purge", panel="Tasks")(purge)
-    command(app, "pause", panel=PANEL)(pause)
-    command(app, "resume", panel=PANEL)(resume)
-    command(app, "limit", panel=PANEL)(limit)
-    command(app, "fair", panel=PANEL)(fair)
-    command(app, "keep", panel=PANEL)(keep)
-    command(app, "controls", panel=PANEL)(controls)
+    command(app, "purge", purge, "Tasks")
+    command(app, "pause", pause, PANEL)
+    command(app, "resume", resume, PANEL)
+    command(app, "limit", limit, PANEL)
+    command(app, "fair", fair, PANEL)
+    command(app, "keep", keep, PANEL)
+    command(app, "controls", controls, PANEL)
 
 
 def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:

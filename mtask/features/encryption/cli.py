@@ -10,15 +10,12 @@ from rich.text import Text
 
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import command, command_group
+from mtask.cli.options import command_group
 from mtask.cli.output import Column, clean, iso, listing, relative
 from mtask.errors import InvalidInput
 from mtask.features.encryption.vault import KeyRow
 
-PANEL = "Database"
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of the key.")]
-
-app, register = command_group("keys", PANEL, "Data keys, with which the tasks of a queue or of a tenant are encrypted.")
 
 
 def create(cli: Cli, queue: _Queue = None) -> None:
@@ -94,5 +91,9 @@ def _document(row: KeyRow) -> dict[str, Any]:
     }
 
 
-for _name, _function in (("create", create), ("list", list_keys), ("remove", remove)):
-    command(app, _name)(_function)
+register = command_group(
+    "keys",
+    "Database",
+    "Data keys, with which the tasks of a queue or of a tenant are encrypted.",
+    {"create": create, "list": list_keys, "remove": remove},
+)

@@ -13,7 +13,7 @@ from rich.text import Text
 from mtask.arguments.criteria import LookupCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command, command_group
+from mtask.cli.options import command_group
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.features.schedules.client import TIMES, TimesArguments, When
@@ -22,12 +22,7 @@ from mtask.features.schedules.triggers import Cron
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.extended_json import extended
 
-PANEL = "Tasks"
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.", show_default=False)]
-
-app, register = command_group(
-    "schedule", PANEL, "Tasks that are published again and again: at times of a crontab, at intervals, or once."
-)
 
 
 def add(
@@ -238,13 +233,17 @@ def remove(
     return failures.OK
 
 
-for _name, _function in (
-    ("add", add),
-    ("list", list_schedules),
-    ("show", show),
-    ("next", next_firings),
-    ("pause", pause),
-    ("resume", resume),
-    ("remove", remove),
-):
-    command(app, _name)(_function)
+register = command_group(
+    "schedule",
+    "Tasks",
+    "Tasks that are published again and again: at times of a crontab, at intervals, or once.",
+    {
+        "add": add,
+        "list": list_schedules,
+        "show": show,
+        "next": next_firings,
+        "pause": pause,
+        "resume": resume,
+        "remove": remove,
+    },
+)
