@@ -147,11 +147,6 @@ def collection_options() -> Operation[dict[str, Document]]:
     return {found["name"]: found.get("options", {}) for found in listed["cursor"]["firstBatch"]}
 
 
-def wanted_validators() -> dict[Collection, Document]:
-    """Return the validators that this version of mtask sets, by collection."""
-    return {name: layout.validator() for name, layout in LAYOUTS.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class IndexState:
     """The names of mtask's missing indexes, and of its indexes with wrong keys or options."""
