@@ -23,11 +23,10 @@ from mtask.features.callbacks.rules import DEFAULT_SECRET, DELIVERY
 from mtask.features.callbacks.testing import CallbackReceiver
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.schedules import client as scheduling
-from mtask.features.schedules import operations as schedules
 from mtask.features.schedules.client import Definition
 from mtask.kernel.document.status import FINAL, TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task
-from mtask.kernel.driver.operation import Operation, command, tasks
+from mtask.kernel.driver.operation import Operation, command, server_time, tasks
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
@@ -158,7 +157,7 @@ def _deliveries_to(receiver: CallbackReceiver) -> CallbackOptions:
 
 
 def _firing(schedule_id: str, declared: Mapping[str, Definition], fired: datetime | None) -> Operation[datetime]:
-    now = yield from schedules.server_time()
+    now = yield from server_time()
     if schedule_id in declared:
         schedule = scheduling.schedule_of(declared[schedule_id].document(now, "app"))
     else:

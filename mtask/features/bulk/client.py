@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtask.doctor import operations as diagnosis
 from mtask.errors import InvalidInput, SchemaMismatch
 from mtask.features.audit_log.client import said
 from mtask.features.audit_log.rules import Intent
@@ -21,7 +20,7 @@ from mtask.kernel.document.identity import prefix_of
 from mtask.kernel.document.task import describe_validation
 from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.extended_json import extended_exactly
-from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.operation import Operation, server_time
 from mtask.parts.relays import RELAYS
 from mtask.search import counts as counting
 from mtask.search.counts import Count
@@ -86,7 +85,7 @@ def plan(
 
     def operation() -> Operation[BulkPlan]:
         secret = yield from bulk.secret()
-        now = yield from diagnosis.server_time()
+        now = yield from server_time()
         # The criteria are stored, so they hold no lookup in a readable form if the tasks do not either.
         codec: Codec = yield GET_CODEC
         wanted = yield from codec.criteria(checked, encoded_only=True)
@@ -110,7 +109,7 @@ def begin(text: str, within: str | None, action: str | None) -> Operation[Bulk]:
     known = None if action is None else check_action(action)
 
     def operation() -> Operation[Bulk]:
-        now = yield from diagnosis.server_time()
+        now = yield from server_time()
         return (yield from bulk_of((yield from bulk.begin(text, known, within, now))))
 
     return operation()

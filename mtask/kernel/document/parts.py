@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import (
-    AwareDatetime,
-    BeforeValidator,
-    Field,
-    Strict,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import AwareDatetime, BeforeValidator, Field, Strict, ValidatorFunctionWrapHandler, WrapValidator
 
 from mtask.errors import DecryptionFailed
 from mtask.kernel.document.options import PositiveCount

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
@@ -165,3 +165,10 @@ def command(name: str, value: Any = 1, **options: Any) -> Call:
 def admin_command(name: str, value: Any = 1, **options: Any) -> Call:
     """Return a command for the database `admin`, which holds users and roles."""
     return Call("admin", "command", ({name: value, **options},))
+
+
+def server_time() -> Operation[datetime]:
+    """Return the server's time."""
+    hello = yield command("hello")
+    now: datetime = hello["localTime"]
+    return now

@@ -21,15 +21,7 @@ from mtask.web.bodies import about
 from mtask.web.models.common import Body, OpenAnswer, Params, example
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import InvalidRequest
-from mtask.web.routes.common import (
-    TheCaller,
-    TheClient,
-    TheHub,
-    TheRooms,
-    check_retention,
-    checked_options,
-    router,
-)
+from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheRooms, check_retention, checked_options, router
 from mtask.web.schemas import ETAG, Options, says
 
 
