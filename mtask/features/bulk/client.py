@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
-from mtask.errors import InvalidInput, SchemaMismatch
+from mtask.errors import InvalidInput
 from mtask.features.audit_log.client import said
 from mtask.features.audit_log.rules import Intent
 from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
 from mtask.kernel.document.identity import prefix_of
-from mtask.kernel.document.task import describe_validation
+from mtask.kernel.document.task import read_as
 from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.kernel.driver.operation import Operation, server_time
@@ -147,23 +145,10 @@ def every(limit: int, within: str | None) -> Operation[list[Bulk]]:
 
 def bulk_of(document: Mapping[str, Any]) -> Operation[Bulk]:
     """Return a document as a bulk change, with its criteria decrypted; raise SchemaMismatch."""
-    try:
-        found = BulkDocument.model_validate(document)
-        return Bulk(
-            found.id,
-            found.action,
-            (yield from bulk.criteria_of(found)),
-            found.within,
-            found.cutoff,
-            found.begin_time,
-            found.end_time,
-            found.done_cnt,
-            found.left_cnt,
-            found.lease_expire_time,
-        )
-    except ValidationError as error:
-        reason = f"bulk change {document.get('_id')!r} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("bulks", reason, "Remove its document.") from None
+    found = read_as(BulkDocument, document, "bulk change", "bulks", "Remove its document.")
+    criteria = yield from bulk.criteria_of(found)
+    given = found.model_dump(include={field.name for field in fields(Bulk)} - {"criteria"})
+    return Bulk(bulk_id=found.id, criteria=criteria, **given)
 
 
 @dataclass(slots=True)

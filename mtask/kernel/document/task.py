@@ -9,7 +9,7 @@ import marshal
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AwareDatetime,
@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from mtask.errors import SchemaMismatch, shown
 from mtask.kernel.document.identity import (
     MAX_KEY_BYTES,
     NAME_PATTERN,
@@ -68,6 +69,7 @@ _MAX_KNOWN_BYTES = 1_000
 Instant = Annotated[AwareDatetime, Strict()]
 #: A BSON string. Bytes are refused.
 Text = Annotated[str, Strict()]
+StoredT = TypeVar("StoredT", bound=Stored)
 
 
 class Progress(Stored):
@@ -482,3 +484,12 @@ def describe_validation(error: ValidationError) -> str:
     ]
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
     return "; ".join(found[:5]) + more
+
+
+def read_as(model: type[StoredT], document: Mapping[str, Any], what: str, collection: str, remedy: str) -> StoredT:
+    """Return a document as its model; raise SchemaMismatch, which says `what` is malformed."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        reason = f"{what} {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch(collection, reason, remedy) from None
