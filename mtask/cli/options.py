@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args, get_origin, is_typeddict
@@ -13,6 +14,7 @@ from mtask.cli import values
 from mtask.cli.context import Cli
 from mtask.cli.flags import POINTER, BriefCommand, Flags, callback, keyword, taken, with_shared_flags
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
+from mtask.errors import InvalidInput
 from mtask.kernel.document.identity import is_key_of, own_key, split_task_id, task_id_of
 from mtask.kernel.document.options import TASK_OPTIONS, TaskOptions, check_option_names
 from mtask.says import Says, hints_of
@@ -34,6 +36,7 @@ TimeoutFlag = Annotated[
         show_default=False,
     ),
 ]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _Pairs = Annotated[
     list[str],
     typer.Option(
@@ -171,3 +174,20 @@ def name_and_key(cli: Cli, name: str, key: str | None) -> tuple[str, str]:
     name, key = split_task_id(name)
     tenant = cli.flags.tenant
     return name, own_key(tenant, key) if tenant is not None and is_key_of(tenant, key) else key
+
+
+def is_confirmed(
+    cli: Cli, question: str, *, risk: str | None = None, field: str | None = "yes", refusal: str = "not removed"
+) -> bool:
+    """Ask the question on a terminal; return the answer. A refusal is printed.
+
+    Without a terminal, the answer is yes. With a `risk`, it takes --yes instead: raises InvalidInput.
+    """
+    if not sys.stdin.isatty():
+        if risk is not None:
+            raise InvalidInput(f"{risk}: without a terminal, confirm with --yes.", field=field)
+        return True
+    is_yes = typer.confirm(question, err=True)
+    if not is_yes:
+        cli.notice(refusal)
+    return is_yes

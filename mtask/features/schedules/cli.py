@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
@@ -13,7 +12,7 @@ from rich.text import Text
 from mtask.arguments.criteria import LookupCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command_group
+from mtask.cli.options import YesFlag, command_group, is_confirmed
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.features.schedules.client import TIMES, TimesArguments, When
@@ -218,14 +217,13 @@ def resume(cli: Cli, schedule_id: _Id) -> None:
 def remove(
     cli: Cli,
     schedule_id: _Id,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesFlag = False,
 ) -> int:
     """Remove a schedule.
 
     The tasks that the schedule has published stay. On a terminal, the command asks for confirmation.
     """
-    if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove schedule {clean(schedule_id)}?", err=True):
-        cli.notice("not removed")
+    if not yes and not is_confirmed(cli, f"Remove schedule {clean(schedule_id)}?"):
         return failures.OTHER
     if not cli.client().remove_schedule(schedule_id):
         raise ScheduleNotFound(schedule_id)
