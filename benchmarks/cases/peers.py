@@ -21,7 +21,7 @@ from benchmarks.peers.trials import Bench, Drain, Quiet, Sizes
 from benchmarks.report.figures import turns
 from mtask.errors import InvalidInput, MtaskError
 from mtask.local.folder import find_mongod
-from mtask.local.temporary import swept
+from mtask.local.replica_set import swept
 from mtask.settings import read_settings
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from mtask.arguments.publish import TaskRef
 from mtask.errors import HandlerError, LeaseLost
-from mtask.features.flows.handler import Adding, Child, Family, HandlerOperations, Results
+from mtask.features.flows.handler import Adding, Child, Family, FamilyRun, HandlerOperations, Results
 from mtask.kernel.document.handlers import name_of
 from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.lookup import Lookup
 from mtask.kernel.document.options import TaskOptions
-from mtask.kernel.document.task import StoredTask, Task
+from mtask.kernel.document.task import Task
 from mtask.kernel.document.values import Trace
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import Published
@@ -28,20 +28,12 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 500
 
 
-class ActiveRun(Protocol):
+class ActiveRun(FamilyRun, Protocol):
     """The part of a worker's held run that a context uses."""
-
-    @property
-    def task(self) -> StoredTask:
-        """The task as it was at the claim of this run."""
 
     @property
     def task_id(self) -> str:
         """The task's `_id`."""
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
 
     @property
     def attempt(self) -> int:
@@ -50,14 +42,6 @@ class ActiveRun(Protocol):
     @property
     def is_cancelled(self) -> bool:
         """Whether the worker has asked the handler to end."""
-
-    @property
-    def is_lease_valid(self) -> bool:
-        """Whether the lease still holds, as far as this process knows."""
-
-    @property
-    def is_in_transaction(self) -> bool:
-        """Whether a transaction of the handler is open."""
 
     @property
     def ended_because(self) -> str | None:
@@ -70,10 +54,6 @@ class ActiveRun(Protocol):
     @property
     def trace(self) -> Trace | None:
         """The span of the run."""
-
-    @property
-    def stored_trace(self) -> Trace | None:
-        """The span of the run, if it is stored with what comes of the run."""
 
     def follow(self, trace: Trace, *, is_stored: bool) -> None:
         """Note the span of the run."""

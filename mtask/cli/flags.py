@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,72 +41,34 @@ class Flags:
         return Flags(**{name: given.get(name, getattr(earlier, name)) for name in mine})
 
 
-_Uri = Annotated[
-    str | None,
-    typer.Option(
-        "--uri",
-        metavar="URI",
-        help="MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else localhost:27017.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-_Database = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        metavar="NAME",
-        help="Database. Else MTASK_DATABASE, else the URI's, else 'mtask'.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-
-
-_Actor = Annotated[
-    str | None,
-    typer.Option(
-        "--as",
-        metavar="NAME",
-        help="Your name in the action log. Else MTASK_ACTOR, else the user of the system.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-
-
-_Tenant = Annotated[
-    str | None,
-    typer.Option(
-        "--tenant",
-        metavar="NAME",
-        help="Whose tasks the command means: it publishes for this tenant, and finds its tasks alone.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-_KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--encryption-key-file",
-        metavar="FILE",
-        help="Master key of encrypted tasks, 96 bytes. Else MTASK_ENCRYPTION_KEY_FILE.",
-        rich_help_panel=GLOBAL,
-    ),
-]
-
-
-def _switch(*names: str, help: str) -> Any:  # noqa: A002 typer's word
-    return Annotated[bool | None, typer.Option(*names, help=help, rich_help_panel=GLOBAL, show_default=False)]
+def _flag(names: str, told: str, metavar: str | None = None, kind: Any = str) -> Any:
+    """Return what typer reads of a flag: its names with spaces between, its help, and what its value is."""
+    made = typer.Option(*names.split(), metavar=metavar, help=told, rich_help_panel=GLOBAL, show_default=False)
+    return Annotated[kind | None, made]
 
 
 _SHARED: Mapping[str, Any] = {
-    "uri": _Uri,
-    "database": _Database,
-    "actor": _Actor,
-    "tenant": _Tenant,
-    "encryption_key_file": _KeyFile,
-    "json": _switch("--json", help="Print one JSON document on stdout, and errors as JSON on stderr."),
-    "no_color": _switch("--no-color", help="No colours. The variable NO_COLOR does the same."),
-    "quiet": _switch("--quiet", "-q", help="Print only the answer, no remarks."),
-    "verbose": _switch("--verbose", "-v", help="Print more remarks."),
-    "debug": _switch("--debug", help="Show the traceback of an error."),
+    "uri": _flag(
+        "--uri",
+        "MongoDB URI, or 'local' for the embedded mongod. Else MTASK_URI, else .env, else localhost:27017.",
+        "URI",
+    ),
+    "database": _flag("--database", "Database. Else MTASK_DATABASE, else the URI's, else 'mtask'.", "NAME"),
+    "actor": _flag("--as", "Your name in the action log. Else MTASK_ACTOR, else the user of the system.", "NAME"),
+    "tenant": _flag(
+        "--tenant", "Whose tasks the command means: it publishes for this tenant, and finds its tasks alone.", "NAME"
+    ),
+    "encryption_key_file": _flag(
+        "--encryption-key-file",
+        "Master key of encrypted tasks, 96 bytes. Else MTASK_ENCRYPTION_KEY_FILE.",
+        "FILE",
+        Path,
+    ),
+    "json": _flag("--json", "Print one JSON document on stdout, and errors as JSON on stderr.", kind=bool),
+    "no_color": _flag("--no-color", "No colours. The variable NO_COLOR does the same.", kind=bool),
+    "quiet": _flag("--quiet -q", "Print only the answer, no remarks.", kind=bool),
+    "verbose": _flag("--verbose -v", "Print more remarks.", kind=bool),
+    "debug": _flag("--debug", "Show the traceback of an error.", kind=bool),
 }
 assert set(_SHARED) == {flag.name for flag in fields(Flags)}
 
@@ -117,39 +78,29 @@ def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def shared_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each shared flag, named after it: `shared_uri`."""
-    return [keyword(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
+class _Brief:
+    """A command, or a group, whose help does not list the shared flags. Shells complete them all the same."""
 
+    params: list[Any]
 
-@contextmanager
-def _without_shared(command: Any) -> Iterator[None]:
-    shared = [parameter for parameter in command.params if parameter.name.startswith("shared_")]
-    for parameter in shared:
-        parameter.hidden = True
-    try:
-        yield
-    finally:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        shared = [parameter for parameter in self.params if parameter.name.startswith("shared_")]
         for parameter in shared:
-            parameter.hidden = False
+            parameter.hidden = True
+        try:
+            super().format_help(ctx, formatter)  # type: ignore[misc]  # of the command, or of the group
+        finally:
+            for parameter in shared:
+                parameter.hidden = False
 
 
-class BriefCommand(TyperCommand):
-    """A command whose help does not list the shared flags. Shells complete them all the same."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        with _without_shared(self):
-            super().format_help(ctx, formatter)
+class BriefCommand(_Brief, TyperCommand):
+    """A command with brief help."""
 
 
-class _BriefGroup(TyperGroup):
-    """The same for a group of commands."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        with _without_shared(self):
-            super().format_help(ctx, formatter)
+class _BriefGroup(_Brief, TyperGroup):
+    """A group of commands with brief help."""
 
 
 def taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -167,19 +118,36 @@ def callback(app: typer.Typer, *, lists_flags: bool = False) -> Callable[[Callab
     def register(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "context"]
 
-        def invoke(shared_context: typer.Context, **given: Any) -> None:
-            earlier = shared_context.find_object(Flags) or Flags()
-            shared_context.obj = Flags(**taken(given, "shared_")).after(earlier)
-            function(shared_context, **given)
+        def call(context: typer.Context, flags: Flags, given: dict[str, Any]) -> None:
+            context.obj = flags
+            function(context, **given)
 
-        context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        describe(invoke, function, [context, *own, *shared_parameters()])
         settings: dict[str, Any] = {} if lists_flags else {"epilog": POINTER, "cls": _BriefGroup}
-        app.callback(**settings)(invoke)
+        app.callback(**settings)(with_shared_flags(function, own, call))
         return function
 
     return register
+
+
+def with_shared_flags(
+    function: Callable[..., Any],
+    own: Iterable[inspect.Parameter],
+    call: Callable[[typer.Context, Flags, dict[str, Any]], Any],
+) -> Callable[..., Any]:
+    """Return what typer calls for a function: it takes the function's own parameters, and the shared flags.
+
+    `call` gets the context, the shared flags before and after the command's name, and the other values.
+    """
+
+    def invoke(shared_context: typer.Context, **given: Any) -> Any:
+        earlier = shared_context.find_object(Flags) or Flags()
+        return call(shared_context, Flags(**taken(given, "shared_")).after(earlier), given)
+
+    context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    shared = [keyword(f"shared_{name}", annotation, None) for name, annotation in _SHARED.items()]
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    describe(invoke, function, [context, *own, *shared])
+    return invoke
 
 
 def describe(invoke: Any, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:

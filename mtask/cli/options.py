@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args, get_origin, is_typeddict
@@ -11,8 +12,9 @@ import typer
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.flags import POINTER, BriefCommand, Flags, callback, describe, keyword, shared_parameters, taken
+from mtask.cli.flags import POINTER, BriefCommand, Flags, callback, keyword, taken, with_shared_flags
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
+from mtask.errors import InvalidInput
 from mtask.kernel.document.identity import is_key_of, own_key, split_task_id, task_id_of
 from mtask.kernel.document.options import TASK_OPTIONS, TaskOptions, check_option_names
 from mtask.says import Says, hints_of
@@ -34,6 +36,7 @@ TimeoutFlag = Annotated[
         show_default=False,
     ),
 ]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _Pairs = Annotated[
     list[str],
     typer.Option(
@@ -105,55 +108,60 @@ def read_options(given: dict[str, Any]) -> dict[str, Any]:
     return options | {name: option_from_flag(name, text) for name, text in given.items() if text is not None}
 
 
-def command_group(name: str, panel: str, about: str) -> tuple[typer.Typer, Callable[[typer.Typer], None]]:
-    """Return a group of commands, and what adds it to the command line. Alone, the group shows its help."""
-    group = typer.Typer(name=name, invoke_without_command=True)
+def commands(panel: str, functions: Mapping[str, _Command]) -> Callable[[typer.Typer], None]:
+    """Return what adds these functions to the command line as commands, by name. See `command`."""
+
+    def register(app: typer.Typer) -> None:
+        for name, function in functions.items():
+            command(app, name, function, panel)
+
+    return register
+
+
+def command_group(
+    name: str, panel: str, about: str, functions: Mapping[str, _Command]
+) -> Callable[[typer.Typer], None]:
+    """Return what adds a group of commands to the command line. Alone, the group shows its help."""
 
     def show_help(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             typer.echo(context.get_help())
 
     show_help.__doc__ = about
-    callback(group)(show_help)
 
     def register(parent: typer.Typer) -> None:
+        group = typer.Typer(name=name, invoke_without_command=True)
+        callback(group)(show_help)
+        for each, function in functions.items():
+            command(group, each, function)
         parent.add_typer(group, name=name, rich_help_panel=panel, help=about)
 
-    return group, register
+    return register
 
 
-def command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[_Command], _Command]:
-    """Register a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
+def command(app: typer.Typer, name: str, function: _Command, panel: str | None = None) -> None:
+    """Add a function `(cli, …) -> exit code or None` as a command that takes the shared flags.
 
     A parameter whose type is a TypedDict stands for the flags of its arguments. It gets those that were given.
     """
+    parameters = [each for each in inspect.signature(function, eval_str=True).parameters.values() if each.name != "cli"]
+    declared = {each.name: each.annotation for each in parameters if is_typeddict(each.annotation)}
+    own: list[inspect.Parameter] = []
+    # The options of tasks have a panel of their own, the last one.
+    for parameter in sorted(parameters, key=lambda each: each.annotation is TaskOptions):
+        if parameter.name in declared:
+            own += _declared(parameter.name, parameter.annotation)
+        else:
+            own.append(parameter)
 
-    def register(function: _Command) -> _Command:
-        signature = inspect.signature(function, eval_str=True)
-        parameters = [parameter for name, parameter in signature.parameters.items() if name != "cli"]
-        declared = {each.name: each.annotation for each in parameters if is_typeddict(each.annotation)}
-        own: list[inspect.Parameter] = []
-        # The options of tasks have a panel of their own, the last one.
-        for parameter in sorted(parameters, key=lambda each: each.annotation is TaskOptions):
-            if parameter.name in declared:
-                own += _declared(parameter.name, parameter.annotation)
-            else:
-                own.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    def call(_: typer.Context, flags: Flags, given: dict[str, Any]) -> int | None:
+        with Cli(flags) as cli:
+            for argument, cls in declared.items():
+                given[argument] = _read(cls, taken(given, f"{argument}_"))
+            return function(cli, **given)
 
-        def invoke(shared_context: typer.Context, **given: Any) -> int | None:
-            earlier = shared_context.find_object(Flags) or Flags()
-            flags = Flags(**taken(given, "shared_")).after(earlier)
-            with Cli(flags) as cli:
-                for argument, cls in declared.items():
-                    given[argument] = _read(cls, taken(given, f"{argument}_"))
-                return function(cli, **given)
-
-        context = inspect.Parameter("shared_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        describe(invoke, function, [context, *own, *shared_parameters()])
-        app.command(name, rich_help_panel=panel, cls=BriefCommand, epilog=POINTER)(invoke)
-        return function
-
-    return register
+    made = with_shared_flags(function, own, call)
+    app.command(name, rich_help_panel=panel, cls=BriefCommand, epilog=POINTER)(made)
 
 
 def name_and_key(cli: Cli, name: str, key: str | None) -> tuple[str, str]:
@@ -166,3 +174,20 @@ def name_and_key(cli: Cli, name: str, key: str | None) -> tuple[str, str]:
     name, key = split_task_id(name)
     tenant = cli.flags.tenant
     return name, own_key(tenant, key) if tenant is not None and is_key_of(tenant, key) else key
+
+
+def is_confirmed(
+    cli: Cli, question: str, *, risk: str | None = None, field: str | None = "yes", refusal: str = "not removed"
+) -> bool:
+    """Ask the question on a terminal; return the answer. A refusal is printed.
+
+    Without a terminal, the answer is yes. With a `risk`, it takes --yes instead: raises InvalidInput.
+    """
+    if not sys.stdin.isatty():
+        if risk is not None:
+            raise InvalidInput(f"{risk}: without a terminal, confirm with --yes.", field=field)
+        return True
+    is_yes = typer.confirm(question, err=True)
+    if not is_yes:
+        cli.notice(refusal)
+    return is_yes

@@ -273,18 +273,6 @@ def _are(kind: str, *fields: str) -> dict[str, Any]:
     return {"$and": [{"$eq": [{"$type": field}, kind]} for field in fields]}
 
 
-def worker_validator() -> dict[str, Any]:
-    """Return the validator of `workers`."""
-    required = ["_id", "incarnation", "host", "pid", "status", "heartbeat_expire_time", "queues", "names"]
-    return {"$jsonSchema": _model_schema(WorkerDocument, "workers", {"": required})}
-
-
-def schedule_validator() -> dict[str, Any]:
-    """Return the validator of `schedules`."""
-    required = ["_id", "name", "queue", "task_option", "trigger", "create_time", "update_time", "schedule_state"]
-    return {"$jsonSchema": _model_schema(Schedule, "schedules", {"": [*required, "revision", "schema_version"]})}
-
-
 def control_validator() -> dict[str, Any]:
     """Return the validator of `controls`."""
     required = ["_id", "kind", "target", "paused", "revision", "update_time", "schema_version"]
@@ -292,11 +280,6 @@ def control_validator() -> dict[str, Any]:
     for name in ("limit", "key_limit", "tenant_limit"):
         made["properties"][name]["anyOf"] = _BOUNDS
     return {"$jsonSchema": made}
-
-
-def place_validator() -> dict[str, Any]:
-    """Return the validator of `places`."""
-    return {"$jsonSchema": _model_schema(PermitPoolDocument, "places", {"": ["_id", "schema_version"]})}
 
 
 def action_validator() -> dict[str, Any]:
@@ -307,21 +290,26 @@ def action_validator() -> dict[str, Any]:
     return {"$jsonSchema": {**made, "anyOf": [begins, {"required": ["result"]}]}}
 
 
-def bulk_validator() -> dict[str, Any]:
-    """Return the validator of `bulks`. One of its documents holds only the secret by which plans are signed."""
-    return {"$jsonSchema": _model_schema(BulkDocument, "bulks", {"": ["_id", "schema_version"]})}
-
-
-def metrics_validator() -> dict[str, Any]:
-    """Return the validator of `metrics`."""
-    return {"$jsonSchema": _model_schema(MetricsDocument, "metrics", {"": ["_id", "kind", "schema_version"]})}
-
-
 def log_validator() -> dict[str, Any]:
     """Return the validator of `logs`."""
     required = ["_id", "task_id", "worker_id", "attempt", "first", "lines", "expire_time", "schema_version"]
     paths = {"": required, "lines": ["time", "level", "logger", "message"]}
     return {"$jsonSchema": _model_schema(RunLog, "logs", paths)}
+
+
+def _plain(model: type[BaseModel], collection: str, *required: str) -> Callable[[], dict[str, Any]]:
+    """Return what makes the validator of a collection whose schema is that of its model, with these fields required."""
+    return lambda: {"$jsonSchema": _model_schema(model, collection, {"": ["_id", *required]})}
+
+
+_WORKER = ("incarnation", "host", "pid", "status", "heartbeat_expire_time", "queues", "names")
+worker_validator = _plain(WorkerDocument, "workers", *_WORKER)
+_SCHEDULE = ("name", "queue", "task_option", "trigger", "create_time", "update_time", "schedule_state", "revision")
+schedule_validator = _plain(Schedule, "schedules", *_SCHEDULE, "schema_version")
+place_validator = _plain(PermitPoolDocument, "places", "schema_version")
+#: One of the documents in `bulks` holds only the secret by which plans are signed.
+bulk_validator = _plain(BulkDocument, "bulks", "schema_version")
+metrics_validator = _plain(MetricsDocument, "metrics", "kind", "schema_version")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -112,14 +112,18 @@ def _with_database(uri: str) -> str:
 
 
 def _refuse_foreign(client: Client) -> None:
-    others = look_for_others(client.tasks, list(app.handlers))
-    where = f"{client.database_name}.{TASKS}"
-    if others.collection is not None:
-        raise SchemaMismatch(where, f"the database also holds the collection {others.collection!r}", _REMEDY)
-    if others.kept is not None:
-        raise SchemaMismatch(where, f"the database also holds documents in {others.kept!r}", _REMEDY)
-    if others.task is not None:
-        raise SchemaMismatch(where, f"document {others.task['_id']!r} is not the demo's", _REMEDY)
+    """Raise SchemaMismatch if the database holds anything but workers and tasks of the demo."""
+    tasks, where = client.tasks, f"{client.database_name}.{TASKS}"
+    with bounded(_TIMEOUT):
+        foreign = set(tasks.database.list_collection_names()) - set(COLLECTIONS)
+        kept = [name for name in COLLECTIONS[2:] if tasks.database[name].find_one({}, {"_id": 1}) is not None]
+        task = tasks.find_one({"name": {"$nin": list(app.handlers)}}, {"_id": 1})
+    if foreign:
+        raise SchemaMismatch(where, f"the database also holds the collection {min(foreign)!r}", _REMEDY)
+    if kept:
+        raise SchemaMismatch(where, f"the database also holds documents in {kept[0]!r}", _REMEDY)
+    if task is not None:
+        raise SchemaMismatch(where, f"document {task['_id']!r} is not the demo's", _REMEDY)
     present = client.workers()
     if present:
         raise SchemaMismatch(
@@ -129,33 +133,11 @@ def _refuse_foreign(client: Client) -> None:
 
 # --- survey ----------------------------------------------------------------------------------------------
 
-# Operations for demonstrations: look for foreign data, clear the database, and read the tasks of one name.
+# Operations for demonstrations: clear the database, and read the tasks of one name.
 
 Document = dict[str, Any]
 #: Time limit of a request for single documents, and of a request that may read all tasks.
 _TIMEOUT, _LONG_TIMEOUT = timedelta(seconds=30), timedelta(seconds=60)
-
-
-@dataclass(frozen=True, slots=True)
-class Others:
-    """Examples of data in a database that are neither workers nor tasks of the given names."""
-
-    #: The first collection that does not belong to mtask.
-    collection: str | None
-    #: The first of mtask's collections, except tasks and workers, that holds documents.
-    kept: str | None
-    #: A task of another name, as a document that holds only its `_id`.
-    task: Document | None
-
-
-def look_for_others(tasks: SyncCollection, names: Sequence[str]) -> Others:
-    """Look in the collection's database for data that are neither workers nor tasks of these names."""
-    database = tasks.database
-    with bounded(_TIMEOUT):
-        foreign = set(database.list_collection_names()) - set(COLLECTIONS)
-        kept = [name for name in COLLECTIONS[2:] if database[name].find_one({}, {"_id": 1}) is not None]
-        task = tasks.find_one({"name": {"$nin": list(names)}}, {"_id": 1})
-    return Others(min(foreign, default=None), kept[0] if kept else None, task)
 
 
 def clear(tasks: SyncCollection) -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from mtask.demo.app import Totals, differences
 from mtask.demo.database import DemoDatabase
-from mtask.demo.watch import WORKING, Kill, Outcome, Rescue, Scene, WorkerRow, task_name
+from mtask.demo.watch import WORKING, Kill, Rescue, Scene, WorkerRow, task_name
 
 _STATUS_STYLES = {"running": "green", "killed": "bold red", "stopped": "bright_black"}
 _LINE_INTERVAL = 1.0
@@ -434,33 +434,6 @@ def _rescue_document(rescue: Rescue) -> dict[str, Any]:
         "delay_ms": None if delay is None else delay / timedelta(milliseconds=1),
         "status": rescue.status,
     }
-
-
-def summed_up(
-    scene: Scene,
-    folder: Path,
-    database: DemoDatabase,
-    publication: Publication,
-    outcome: Outcome,
-    direct: Totals,
-    direct_seconds: float,
-) -> Summary:
-    """Make the summary from the results in the documents and from the scene."""
-    return Summary(
-        folder=folder,
-        database=database,
-        publication=publication,
-        workers=list(scene.workers),
-        tasks=outcome.totals,
-        direct=direct,
-        direct_seconds=direct_seconds,
-        seconds=scene.elapsed,
-        tasks_per_second=rate_of(outcome.create_time, outcome.finish_times),
-        runs=outcome.runs,
-        timeouts=outcome.timeouts,
-        kill=scene.kill,
-        rescues=list(scene.rescues),
-    )
 
 
 def rate_of(create_time: datetime | None, finish_times: list[datetime]) -> float:

@@ -18,7 +18,7 @@ from mtask import Client, Published, TaskSpec
 from mtask.cli.workers.supervisor import with_uri, worker_command
 from mtask.demo.app import SourceFile, Totals, count, count_file, unreadable
 from mtask.demo.database import DemoDatabase, existing_database, kept_database, served_page, temporary_database
-from mtask.demo.display import Publication, Summary, summed_up
+from mtask.demo.display import Publication, Summary, rate_of
 from mtask.demo.watch import WORKING, Kill, Scene, Watch, WorkerRow, outcome_of
 from mtask.errors import WorkerError
 
@@ -104,7 +104,21 @@ class Play:
             self._notify()
             outcome = outcome_of(self._watch.documents())
             scene.begin("")
-            return summed_up(scene, plan.folder, database, publication, outcome, direct, seconds)
+            return Summary(
+                folder=plan.folder,
+                database=database,
+                publication=publication,
+                workers=list(scene.workers),
+                tasks=outcome.totals,
+                direct=direct,
+                direct_seconds=seconds,
+                seconds=scene.elapsed,
+                tasks_per_second=rate_of(outcome.create_time, outcome.finish_times),
+                runs=outcome.runs,
+                timeouts=outcome.timeouts,
+                kill=scene.kill,
+                rescues=list(scene.rescues),
+            )
 
     def _did(self, words: str) -> None:
         self._scene.finish(words)

@@ -16,7 +16,7 @@ from mtask.features.controls.rules import Control
 from mtask.features.limits import doctor as permits
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task, WorkerDocument
-from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.operation import Operation, server_time
 from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import workers
@@ -33,7 +33,7 @@ Findings = Operation[list[Finding]]
 
 def tasks_and_workers(patience: timedelta) -> Findings:
     """Look for stuck tasks, and for dead workers that hold tasks."""
-    now = yield from diagnosis.server_time()
+    now = yield from server_time()
     on_record = views.workers_of((yield from workers.every()))
     live = [worker for worker in on_record if worker.is_live(now)]
     found = [*_live_workers(live), *_unserved(live)]
@@ -76,7 +76,7 @@ def _due_groups() -> Operation[list[DueGroup]]:
 
 def stuck() -> Operation[dict[tuple[str, str], str]]:
     """Return the reasons why no worker can take due tasks. The keys are pairs of queue and name."""
-    now = yield from diagnosis.server_time()
+    now = yield from server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
     groups, holds = (yield from _due_groups()), (yield from controls.known())
     reasons: dict[tuple[str, str], list[str]] = {}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from mtask.database import setup
-from mtask.database.schema import schema_title
+from mtask.database.schema import LAYOUTS, schema_title
 from mtask.doctor import backlog
 from mtask.doctor import operations as diagnosis
 from mtask.errors import AccessDenied, DatabaseError, DatabaseUnavailable, NotInStableApi, SchemaMismatch
@@ -162,15 +162,14 @@ def _rights(database: str) -> Findings:
 def _collections(collections: dict[str, Mapping[str, Any]]) -> Findings:
     found: list[Finding] = []
     collections.update((yield from diagnosis.collection_options()))
-    wanted = diagnosis.wanted_validators()
     missing = [collection for collection in setup.ESSENTIAL if collection not in collections]
     if missing:
         remedy = f"{_RUN_INIT} Publishing and starting a worker do it, too."
         found.append(warn("collections", f"not in this database: {', '.join(missing)}", remedy, missing=missing))
-    for collection, validator in wanted.items():
+    for collection, layout in LAYOUTS.items():
         if collection not in collections:
             continue  # a collection that is not essential is made at its first use
-        found.append(_validator(collection, collections[collection], validator))
+        found.append(_validator(collection, collections[collection], layout.validator()))
         state = yield from diagnosis.index_state(collection)
         check = f"indexes of {collection}"
         if state.missing:
@@ -238,9 +237,9 @@ def _documents() -> Findings:
     newer = [misfit for misfit in misfits if diagnosis.is_newer(misfit) and not misfit.is_marked]
     if newer:
         message = f"{newer[0].document_id!r} has schema_version {newer[0].schema_version}: written by a newer mtask"
-        ids = [_shown_id(misfit.document_id) for misfit in newer]
+        ids = [str(misfit.document_id) for misfit in newer]
         found.append(fail("documents", message, "Upgrade mtask.", task_ids=ids))
-    marked_ids = [_shown_id(misfit.document_id) for misfit in misfits if misfit.is_marked]
+    marked_ids = [str(misfit.document_id) for misfit in misfits if misfit.is_marked]
     others = [misfit for misfit in misfits if misfit.is_marked or not diagnosis.is_newer(misfit)]
     unmarked = [misfit for misfit in others if not misfit.is_marked]
     if others:
@@ -252,7 +251,7 @@ def _documents() -> Findings:
 def _malformed(
     misfits: Sequence[diagnosis.Misfit], marked_ids: Sequence[str], *, are_marked: bool, has_more: bool
 ) -> Finding:
-    ids = [_shown_id(misfit.document_id) for misfit in misfits]
+    ids = [str(misfit.document_id) for misfit in misfits]
     first = ids[0] if len(ids[0]) <= _MAX_ID else f"{ids[0][:_MAX_ID]}..."
     many = f"{len(ids)}{' or more' * has_more} malformed, such as {first}"
     remedy = f"`mtask show {first}` shows what is wrong; mend or remove them"
@@ -266,15 +265,11 @@ def _malformed(
     return fail("documents", message, remedy, task_ids=ids, marked_ids=marked_ids)
 
 
-def _shown_id(document_id: Any) -> str:
-    return str(document_id)  # an id of the type bson.Code is a str, too, but it cannot be hashed
-
-
 def _sizes() -> Findings:
     large = yield from diagnosis.oversized(MAX_NAMED)
     if not large:
         return [ok("document sizes", "all leave room for the workers' writes")]
-    ids = [_shown_id(document["_id"]) for document in large]
+    ids = [str(document["_id"]) for document in large]
     more = " or more" * (len(large) == MAX_NAMED)
     message = f"{len(ids)}{more} within 1 KB of MongoDB's 16 MB, such as {ids[0][:_MAX_ID]}: no worker can run them"
     remedy = "Remove them, and publish them again with smaller params."

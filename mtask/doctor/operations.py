@@ -19,6 +19,7 @@ from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import SCHEMA_VERSION
 from mtask.kernel.driver.indexes import DISCOVERY_INDEX, STATUS_INDEX, head_index
 from mtask.kernel.driver.operation import Collection, Operation, command, tasks
+from mtask.kernel.driver.operation import server_time as server_time
 from mtask.kernel.driver.roles import ROLES, Role, lacking
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
@@ -34,13 +35,6 @@ LEAST_ROOM_BYTES = 1_024
 _NO_COLLECTION = 26
 #: The most waiting tasks of a queue that are looked through for one of no tenant.
 _LOOKED_THROUGH = 20_000
-
-
-def server_time() -> Operation[datetime]:
-    """Return the server's time."""
-    hello = yield from greeting()
-    now: datetime = hello["localTime"]
-    return now
 
 
 def greeting() -> Operation[Document]:
@@ -145,11 +139,6 @@ def collection_options() -> Operation[dict[str, Document]]:
     """Return the options of each existing collection of mtask, by name."""
     listed = yield command("listCollections", filter={"name": {"$in": list(LAYOUTS)}})
     return {found["name"]: found.get("options", {}) for found in listed["cursor"]["firstBatch"]}
-
-
-def wanted_validators() -> dict[Collection, Document]:
-    """Return the validators that this version of mtask sets, by collection."""
-    return {name: layout.validator() for name, layout in LAYOUTS.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.client import views
-from mtask.doctor import estimate as order
 from mtask.doctor.explain import in_flow, waits_for
 from mtask.errors import AccessDenied, TaskNotFound
 from mtask.features.controls import client as controls
@@ -106,10 +105,10 @@ def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
     turns = (yield from _turns(standing, around, now)) if standing.is_fair else None
     finished = yield from for_everybody(finished_lately(task.queue, [task.name, *ahead.names]))
     is_told = viewer is None or standing.is_fair
-    rate = order.rate(finished, now) if is_told else None
+    rate = rate_of(finished, now) if is_told else None
     reasons = _reasons(task, around, now, viewer)
     before = ahead.count if turns is None else turns.before(ahead.count)
-    estimate = order.start_estimate(due, before, rate, now)
+    estimate = start_of(due, before, rate, now)
     if any(reason.code in _UNTIL_SOMEBODY_ACTS for reason in reasons) or (standing.is_fair and turns is None):
         estimate = None
     if not is_told:
@@ -472,3 +471,26 @@ def finished_lately(queue: str, names: Sequence[str]) -> Operation[list[datetime
     )
     times = [document["task_state"].get("finish_time") for document in found if document.get("queue") == queue]
     return [time for time in times if isinstance(time, datetime)]
+
+
+#: Only tasks that finished within this time count for the rate of a queue.
+_LATELY = timedelta(minutes=10)
+
+
+def rate_of(finished: Sequence[datetime], now: datetime) -> float | None:
+    """Return the number of tasks that a queue finished per second lately. None: not enough of them did."""
+    recent = [time for time in finished if now - time <= _LATELY]
+    if len(recent) < 2:
+        return None
+    return len(recent) / max((now - min(recent)).total_seconds(), 0.001)
+
+
+def start_of(due: datetime, ahead: int, per_second: float | None, now: datetime) -> datetime | None:
+    """Return the time at which a task probably starts; None: there is no rate to estimate it by."""
+    begin = max(due, now)
+    if ahead == 0:
+        return begin
+    if per_second is None:
+        return None
+    # If the task is due only later, the tasks ahead of it are done meanwhile.
+    return max(begin, now + timedelta(seconds=min(ahead / per_second, _LATELY.total_seconds() * 10_000)))

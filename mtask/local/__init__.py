@@ -9,9 +9,8 @@ any user of the machine can connect.
 
 from mtask.local.folder import LocalServer, default_folder, find_mongod
 from mtask.local.node import Node, Security
-from mtask.local.replica_set import ReplicaSet
+from mtask.local.replica_set import ReplicaSet, temporary
 from mtask.local.server import running, start, status, stop
-from mtask.local.temporary import temporary
 
 __all__ = [
     "LocalServer",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,6 +21,7 @@ from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from mtask.errors import InvalidOption, MongodFailed
+from mtask.local import _supervise
 from mtask.local.folder import Deadline, find_mongod, wait_until
 from mtask.local.node import SMALLEST_CACHE_MB, Node, Security, driver_options, uri_of
 from mtask.local.ownership import HOST, STOP_TIMEOUT, free_ports, is_stopped
@@ -343,3 +348,63 @@ def make_able_to_roll_back(node: Node) -> bool:
         checkpoint = client.admin.command("replSetGetStatus").get("lastStableRecoveryTimestamp")
         return bool(checkpoint and checkpoint.time)
     return False
+
+
+# --- sets that end with their process ---------------------------------------------------------------------
+
+#: Time limit of the wait for the sweep. It is longer than the time limit of the sweep itself.
+SWEEP_TIMEOUT = timedelta(seconds=_supervise.SWEEP_SECONDS + 10)
+
+
+@contextmanager
+def temporary(
+    nodes: int = 1,
+    *,
+    mongod: Path | None = None,
+    parameters: Mapping[str, str] = MappingProxyType({}),
+    cache_mb: int = SMALLEST_CACHE_MB,
+    timeout: timedelta = START_TIMEOUT,
+    election_timeout: timedelta = ELECTION_TIMEOUT,
+    security: Security | None = None,
+) -> Iterator[ReplicaSet]:
+    """Run a replica set in a folder of its own. At the end everything is removed, even if this process is killed.
+
+    `timeout`: time limit of the start. `security`: passwords and TLS. Raises MongodNotFound and MongodFailed.
+    """
+    binary = find_mongod(mongod)
+    folder = Path(tempfile.mkdtemp(prefix="mtask-")).resolve()
+    with swept(folder, binary):
+        yield ReplicaSet.start(
+            folder,
+            nodes=nodes,
+            mongod=binary,
+            parameters=parameters,
+            cache_mb=cache_mb,
+            timeout=timeout,
+            election_timeout=election_timeout,
+            security=security,
+        )
+
+
+@contextmanager
+def swept(folder: Path, binary: Path) -> Iterator[None]:
+    """Start a small process that removes the folder and its mongods when the block or this process ends."""
+    supervisor = subprocess.Popen(
+        [sys.executable, "-I", "-S", _supervise.__file__, str(folder), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+        if supervisor.wait(SWEEP_TIMEOUT.total_seconds()) != 0:
+            raise MongodFailed(
+                str(binary),
+                f"its temporary folder {folder} could not be cleared",
+                "End the mongod that uses the folder and remove the folder.",
+                failed="did not stop",
+            )

@@ -17,7 +17,7 @@ def codec_of(encryption: Encryption | None, source: Any) -> Codec:
     if encryption is None:
         return Codec()
     # Few processes encrypt.
-    from mtask.features.encryption.decrypt import EncryptionCodec
+    from mtask.features.encryption.codec import EncryptionCodec
     from mtask.features.encryption.vault import vault_for
 
     return EncryptionCodec(vault_for(encryption, source))

@@ -23,12 +23,10 @@ from mtask.features.callbacks.rules import DEFAULT_SECRET, DELIVERY
 from mtask.features.callbacks.testing import CallbackReceiver
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.schedules import client as scheduling
-from mtask.features.schedules import operations as schedules
 from mtask.features.schedules.client import Definition
 from mtask.kernel.document.status import FINAL, TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task
-from mtask.kernel.driver.operation import Operation, command, tasks
-from mtask.kernel.driver.stores import SyncStore
+from mtask.kernel.driver.operation import Operation, command, server_time, tasks
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations.publish import Policy
 from mtask.kernel.statements import expressions as x
@@ -65,13 +63,13 @@ class Bench:
         self.database = database
         self.client = Client(uri, database=database)
         self.client.init(repair=False)
+        self._store = self.client._store
         #: By schedule id: the last firing that `fire` has published.
         self._fired: dict[str, datetime] = {}
 
     def close(self) -> None:
         """Close the client and drop the database."""
-        with self._store() as store:
-            store.run(drop())
+        self._store.run(drop())
         self.client.close()
 
     def run(
@@ -98,13 +96,13 @@ class Bench:
             features=[] if callbacks is None else [_deliveries_to(callbacks)],
             executors=ExecutorOptions(is_off=True),  # a test can see into handlers of this process
         )
-        with _working(Worker(self.app, options)) as life, self._store() as store:
+        with _working(Worker(self.app, options)) as life:
             life.begin()
             end = time.monotonic() + limit.total_seconds()
-            while not store.run(is_idle(with_callbacks=callbacks is not None)):
+            while not self._store.run(is_idle(with_callbacks=callbacks is not None)):
                 life.check()
                 if time.monotonic() > end:
-                    raise Stuck(limit, self._reasons(store, with_callbacks=callbacks is not None))
+                    raise Stuck(limit, self._reasons(with_callbacks=callbacks is not None))
                 time.sleep(_POLL)
         return self._finished_since(begun)
 
@@ -121,10 +119,9 @@ class Bench:
         If `by` is None, time passes until the next delayed task is due. Schedules do not fire: see `fire`. Raises Stuck
         like `run`.
         """
-        with self._store() as store:
-            step = store.run(until_next()) if by is None else by
-            if step is not None and step > timedelta(0):
-                store.run(bring_nearer(step))
+        step = self._store.run(until_next()) if by is None else by
+        if step is not None and step > timedelta(0):
+            self._store.run(bring_nearer(step))
         return self.run(timeout=timeout, concurrency=concurrency, callbacks=callbacks)
 
     def fire(self, schedule_id: str, *, timeout: timedelta | float = _PATIENCE) -> list[Task]:
@@ -133,9 +130,8 @@ class Bench:
         The app declares the schedule, or `client.add_schedule` has stored it. The schedule is not changed. Raises
         ScheduleNotFound.
         """
-        with self._store() as store:
-            declared = {made.schedule_id: made for made in self.app.schedules}
-            self._fired[schedule_id] = store.run(_firing(schedule_id, declared, self._fired.get(schedule_id)))
+        declared = {made.schedule_id: made for made in self.app.schedules}
+        self._fired[schedule_id] = self._store.run(_firing(schedule_id, declared, self._fired.get(schedule_id)))
         return self.run(timeout=timeout)
 
     def _finished_since(self, begun: datetime) -> list[Task]:
@@ -143,13 +139,9 @@ class Bench:
         found = [(task.task_state.finish_time, task) for task in self.client.find(status=final, limit=0)]
         return [task for when, task in sorted(found, key=lambda f: str(f[0])) if when is not None and when >= begun]
 
-    def _reasons(self, store: SyncStore, *, with_callbacks: bool) -> dict[str, list[Reason]]:
-        found = store.run(due(with_callbacks=with_callbacks))
+    def _reasons(self, *, with_callbacks: bool) -> dict[str, list[Reason]]:
+        found = self._store.run(due(with_callbacks=with_callbacks))
         return {task_id: self.client.inspect(task_id).reasons for task_id in found}
-
-    @contextmanager
-    def _store(self) -> Iterator[SyncStore]:
-        yield self.client._store
 
 
 def _deliveries_to(receiver: CallbackReceiver) -> CallbackOptions:
@@ -158,7 +150,7 @@ def _deliveries_to(receiver: CallbackReceiver) -> CallbackOptions:
 
 
 def _firing(schedule_id: str, declared: Mapping[str, Definition], fired: datetime | None) -> Operation[datetime]:
-    now = yield from schedules.server_time()
+    now = yield from server_time()
     if schedule_id in declared:
         schedule = scheduling.schedule_of(declared[schedule_id].document(now, "app"))
     else:

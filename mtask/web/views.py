@@ -6,12 +6,15 @@ Field names are those of the documents. Instants are ISO 8601 text in UTC. Param
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from mtask.client import AsyncClient
 from mtask.doctor.position import Position
@@ -50,6 +53,22 @@ def answer_of(text: bytes, status: int = 200, headers: Mapping[str, str] | None 
     """Return an answer with a text that is JSON already."""
     sent = {"Cache-Control": "no-store", **(headers or {})}
     return Response(text, status, headers=sent, media_type="application/json")
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events. Its end, however it comes, closes what the stack holds."""
+
+    def __init__(
+        self, written: AsyncIterator[str], stack: AsyncExitStack, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        sent = {**headers, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(written, headers=sent, media_type="text/event-stream")
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the reader or the server ends."""
+        async with self._stack:
+            await super().__call__(scope, receive, send)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)

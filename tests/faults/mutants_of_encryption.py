@@ -10,7 +10,7 @@ _BULK = "mtask/features/bulk/client.py"
 _READABLE = "mtask/features/encryption/readable.py"
 _IDENTITY = "mtask/kernel/document/identity.py"
 _CIPHER = "mtask/features/encryption/cipher.py"
-_DECRYPT = "mtask/features/encryption/decrypt.py"
+_CODEC = "mtask/features/encryption/codec.py"
 _VAULT = "mtask/features/encryption/vault.py"
 
 _STORE = "tests/integration/features/encryption/test_encryption.py"
@@ -46,7 +46,7 @@ ENCRYPTION_MUTATIONS = (
     Mutation(
         "copied-lookup-believed",
         "A reader does not compare the lookups of a task with what its params say of them.",
-        (Edit(_DECRYPT, "_check_lookups", "not entries or not told or None in told", "True"),),
+        (Edit(_CODEC, "_check_lookups", "not entries or not told or None in told", "True"),),
         (_ENDED,),
     ),
     Mutation(

@@ -11,20 +11,14 @@ import typer
 from mtask.cli.context import LOCAL_URI, Cli
 from mtask.cli.failures import OK, OTHER
 from mtask.cli.interrupts import Interruption
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.demo.app import default_folder, find_files
 from mtask.demo.display import closing_lines, printable, shown
 from mtask.demo.play import Plan, Play
 from mtask.demo.watch import Scene
 from mtask.errors import InvalidInput
 
-PANEL = "Start here"
 MOST_WORKERS = 50
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "demo", panel=PANEL)(demo)
 
 
 def demo(
@@ -114,3 +108,6 @@ def _uri(cli: Cli) -> str | None:
     """Return the URI of the flag --uri, or None. Other settings are ignored: no database is filled by accident."""
     given = cli.flags.uri
     return cli.uri() if given is not None and given.strip() == LOCAL_URI else given
+
+
+register = commands("Start here", {"demo": demo})

@@ -10,16 +10,9 @@ from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import clean, fit, hanging, status_text
 from mtask.search.findings import Finding, Level
-
-PANEL = "Database"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "doctor", panel=PANEL)(doctor)
 
 
 def doctor(
@@ -78,3 +71,6 @@ def _summary(findings: list[Finding], database: str) -> Text:
     if counts[Level.WARN]:
         return Text(f"{database}: works; {counts[Level.WARN]} WARN", style="yellow")
     return Text(f"{database}: all is well", style="green")
+
+
+register = commands("Database", {"doctor": doctor})

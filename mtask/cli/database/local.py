@@ -10,11 +10,10 @@ import typer
 from mtask import local
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import command, command_group
+from mtask.cli.options import command_group
 from mtask.cli.output import clean
 from mtask.local import LocalServer
 
-PANEL = "Database"
 _Folder = Annotated[
     Path | None,
     typer.Option(
@@ -24,12 +23,6 @@ _Folder = Annotated[
         show_default=False,
     ),
 ]
-
-app, register = command_group(
-    "local",
-    PANEL,
-    "The embedded mongod: a real MongoDB for development, as a one-node replica set. `--uri local` uses it.",
-)
 
 
 def _document(server: LocalServer) -> dict[str, Any]:
@@ -83,5 +76,9 @@ def stop(cli: Cli, folder: _Folder = None) -> None:
     cli.answer({"stopped": stopped}, "stopped" if stopped else "it was not running")
 
 
-for _name, _function in (("start", start), ("status", status), ("stop", stop)):
-    command(app, _name)(_function)
+register = command_group(
+    "local",
+    "Database",
+    "The embedded mongod: a real MongoDB for development, as a one-node replica set. `--uri local` uses it.",
+    {"start": start, "status": status, "stop": stop},
+)

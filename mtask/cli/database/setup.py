@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.database.schema import LAYOUTS
 from mtask.errors import InvalidInput
 from mtask.kernel.document.task import SCHEMA_REVISION, SCHEMA_VERSION
@@ -16,16 +16,8 @@ from mtask.kernel.driver import roles as rights
 from mtask.kernel.driver.indexes import HEAD_INDEX
 from mtask.kernel.driver.operation import Collection
 
-PANEL = "Database"
 COLLECTIONS: tuple[str, ...] = tuple(LAYOUTS)
 FORMATS = ("mongo", "json-schema")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(app, "init", panel=PANEL)(init)
-    command(app, "roles", panel=PANEL)(list_roles)
-    command(app, "schema", panel=PANEL)(schema)
 
 
 def init(
@@ -142,3 +134,6 @@ def schema(
 def _check(given: str, known: tuple[str, ...], field: str) -> None:
     if given not in known:
         raise InvalidInput(f"{field} {given!r}: use {' or '.join(known)}.", field=field)
+
+
+register = commands("Database", {"init": init, "roles": list_roles, "schema": schema})

@@ -12,20 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from mtask.cli.context import SERVER_TIMEOUT, Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
 from mtask.settings import read_settings
 
-PANEL = "Database"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8787
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "web", panel=PANEL)(web)
 
 
 def web(
@@ -163,3 +157,6 @@ def _check_extra() -> None:
             f"mtask web needs the extra `web` ({error.name} is missing): pip install 'mtask[web]'.", field="web"
         ) from None
     del fastapi, jinja2, uvicorn
+
+
+register = commands("Database", {"web": web})

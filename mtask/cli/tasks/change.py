@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, YesFlag, commands, is_confirmed, name_and_key
 from mtask.cli.output import clean, status_text, task_document
 from mtask.cli.tasks.show import changed_options
 from mtask.client.sync import Client
@@ -21,15 +20,6 @@ from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.extended_json import parse_extended
-
-PANEL = "Tasks"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for name, function in (("cancel", cancel), ("retry", retry), ("rerun", rerun), ("update", update)):
-        command(app, name, panel=PANEL)(function)
-    command(app, "remove", panel=PANEL)(remove)
 
 
 def _report(cli: Cli, task: Task, remark: str) -> None:
@@ -102,7 +92,7 @@ def remove(
     cli: Cli,
     name: TaskArgument,
     key: KeyArgument = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesFlag = False,
 ) -> int:
     """Remove a task, whatever its status. If the task runs, the run ends.
 
@@ -110,10 +100,12 @@ def remove(
     """
     named = name_and_key(cli, name, key)
     task_id = cli.task_id(*named)
-    if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove {clean(task_id)}?", err=True):
-        cli.notice("not removed")
+    if not yes and not is_confirmed(cli, f"Remove {clean(task_id)}?"):
         return failures.OTHER
     if not cli.client().remove(*named):
         raise TaskNotFound(task_id)
     cli.answer({"task_id": task_id, "removed": True}, f"removed  {clean(task_id)}")
     return failures.OK
+
+
+register = commands("Tasks", {"cancel": cancel, "retry": retry, "rerun": rerun, "update": update, "remove": remove})

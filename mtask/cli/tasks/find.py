@@ -14,7 +14,7 @@ from rich.text import Text
 from mtask.arguments.criteria import FindCriteria, NameCriteria, PageArguments
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import Column, clean, compact, lasting, listing, moment, relative, status_text, task_document
 from mtask.client.sync import Client
 from mtask.client.views import StatRow
@@ -27,18 +27,10 @@ from mtask.says import split
 from mtask.search.pages import MAX_PAGE, TaskPage
 from mtask.search.partial import TaskFields
 
-PANEL = "Tasks"
 #: The greatest width of a value in a list that is no text, in characters.
 _FIELD_WIDTH = 80
 #: The counts that a narrow terminal does not show.
 _LEAVES: Mapping[str, int] = {TaskStatus.CANCELED: 3, TaskStatus.SUCCESS: 2}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(app, "find", panel=PANEL)(list_tasks)
-    command(app, "list", panel=PANEL)(list_tasks)
-    command(app, "stats", panel=PANEL)(stats)
 
 
 def list_tasks(
@@ -234,3 +226,6 @@ def _row_document(found: StatRow, now: datetime) -> dict[str, object]:
         "oldest_waiting_ms": waiting,
         "stuck": found.stuck,
     }
+
+
+register = commands("Tasks", {"find": list_tasks, "list": list_tasks, "stats": stats})

@@ -9,19 +9,12 @@ import typer
 from mtask.arguments.publish import ExistingArguments, TaskArguments, TaskSpec, policy
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import clean
 from mtask.cli.tasks import publish_many
 from mtask.errors import InvalidInput
 from mtask.features.gathering.client import CallArguments
 from mtask.kernel.document.options import TaskOptions
-
-PANEL = "Tasks"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "publish", panel=PANEL)(publish)
 
 
 def publish(
@@ -104,3 +97,6 @@ def _callback(url: str | None, on: str | None, secret: str | None) -> dict[str, 
         return None
     given = {"url": url, "on": None if on is None else values.separated([on.upper()]), "secret": secret}
     return {name: value for name, value in given.items() if value is not None}
+
+
+register = commands("Tasks", {"publish": publish})

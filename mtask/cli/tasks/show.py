@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mtask.cli.context import Cli, spaced
-from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, commands, name_and_key
 from mtask.cli.output import (
     STATUS_STYLES,
     as_json_types,
@@ -35,17 +35,11 @@ from mtask.kernel.document.options import DEFAULT_OPTION, TaskOption
 from mtask.kernel.document.task import FlowStep, Gathering, Run, Task
 from mtask.kernel.driver.extended_json import extended
 
-PANEL = "Tasks"
 #: The greatest width of a timeline, in characters. A wider timeline is hard to follow.
 MAX_WIDTH = 140
 _LABEL = 11
 #: The most dependencies of a step to name.
 MAX_AFTER = 10
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "show", panel=PANEL)(show)
 
 
 def show(
@@ -332,3 +326,6 @@ def _told(run: Run, now: datetime, limit: int | None) -> Iterator[Text]:
         yield Text(clean(f"{'final: ' if run.final else ''}{run.fail_reason}"), style="red")
     elif run.status == "SUCCESS" and run.returns is not None:
         yield Text(f"returns {compact(run.returns, None if limit is None else limit - len('returns '))}", style="green")
+
+
+register = commands("Tasks", {"show": show})

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import typer
 from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, TimeoutFlag, commands, name_and_key
 from mtask.cli.output import clean, compact, counted, lasting, relative, status_text, task_document
 from mtask.doctor.position import Position
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.extended_json import extended
 
-PANEL = "Tasks"
 CODES = {
     TaskStatus.SUCCESS: failures.OK,
     TaskStatus.FAIL: failures.TASK_FAILED,
     TaskStatus.CANCELED: failures.TASK_CANCELED,
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for each in (wait, result, position):
-        command(app, each.__name__, panel=PANEL)(each)
 
 
 def wait(
@@ -135,3 +127,6 @@ def _lines(found: Position) -> list[str | Text]:
 
 def _reasons(found: Position) -> list[Text]:
     return [Text(clean(reason.message), style="yellow") for reason in found.reasons]
+
+
+register = commands("Tasks", {"wait": wait, "result": result, "position": position})

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import Column, clean, lasting, listing, status_text
 from mtask.client.sync import Client
 from mtask.doctor.explain import is_paused
@@ -19,7 +19,6 @@ from mtask.errors import InvalidInput, WorkerError
 from mtask.kernel.document.task import WorkerDocument
 from mtask.search.findings import listed
 
-PANEL = "Workers"
 _POLL_SECONDS = 0.2
 RESET = "reset"
 WorkerArgument = Annotated[str, typer.Argument(metavar="ID", help="The worker's id.", show_default=False)]
@@ -37,13 +36,6 @@ class WorkerStillThere(WorkerError):
         )
         self.worker_id = worker_id
         self.timeout = timeout
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(app, "workers", panel=PANEL)(workers)
-    command(app, "stop-worker", panel=PANEL)(stop_worker)
-    command(app, "set-worker", panel=PANEL)(set_worker)
 
 
 def workers(
@@ -181,3 +173,6 @@ def _concurrency(text: str) -> int | None:
         raise InvalidInput(
             f"--concurrency {text!r}: use a whole number, 0 to pause, or 'reset'.", field="concurrency"
         ) from None
+
+
+register = commands("Workers", {"workers": workers, "stop-worker": stop_worker, "set-worker": set_worker})

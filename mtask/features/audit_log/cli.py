@@ -10,17 +10,10 @@ from rich.text import Text
 
 from mtask.cli import values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import Column, clean, listing, moment
 from mtask.features.audit_log.client import Action
 from mtask.features.audit_log.rules import DONE
-
-PANEL = "Database"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "log", panel=PANEL)(log)
 
 
 def log(
@@ -90,3 +83,6 @@ def _row(action: Action) -> list[str | Text]:
     if action.result is not None and not action.result.startswith(DONE):
         result.stylize("red")
     return [moment(action.time), action.actor, action.via, action.intent, action.target, action.detail, result]
+
+
+register = commands("Database", {"log": log})

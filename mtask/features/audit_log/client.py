@@ -30,7 +30,7 @@ from mtask.features.audit_log.rules import Actor, Via
 from mtask.features.audit_log.rules import Intent as Intent
 from mtask.features.schedules.client import whole
 from mtask.kernel.document.identity import check_text, is_text
-from mtask.kernel.driver.operation import Call, Operation, T
+from mtask.kernel.driver.operation import Operation, T, continued
 
 logger = logging.getLogger("mtask.client")
 #: Who acts in this context: a request of the web server, a command. It goes before the client's own actor. Each asyncio
@@ -90,7 +90,7 @@ class ActionLog:
             return result
         action_id = yield from self.begin(intent, target, detail)
         try:
-            result = yield from _continued(call, operation)
+            result = yield from continued(call, operation)
         except MtaskError as error:
             yield from self.end(action_id, type(error).__name__)
             raise
@@ -127,21 +127,6 @@ class ActionLog:
         level = logging.INFO if self._has_warned else logging.WARNING
         self._has_warned = True
         logger.log(level, "the action log lacks an entry; the action itself goes on: %s", error)
-
-
-def _continued(call: Call, operation: Operation[T]) -> Operation[T]:
-    """Go on with an operation whose first call was taken already."""
-    try:
-        while True:
-            try:
-                answer = yield call
-            except Exception as error:
-                call = operation.throw(error)
-            else:
-                call = operation.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 Several = str | Sequence[str] | None

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.values import Stored
 
 #: The way by which an action came.
 Via = Literal["python", "command line", "web"]
@@ -63,10 +64,8 @@ class Actor:
     via: Via
 
 
-class ActionDocument(BaseModel):
+class ActionDocument(Stored):
     """One document in the collection `actions`: the beginning of an action, or its result."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[Text, Field(alias="_id", min_length=1)]  #: a result has the action's id with ":result" behind it
     #: When the server stored the document. The server fills this in, to the second, and no two have the same.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,19 +9,13 @@ import typer
 from mtask.arguments.criteria import PageCriteria
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import YesFlag, commands, is_confirmed
 from mtask.cli.output import counted
 from mtask.errors import InvalidInput
 from mtask.features.bulk.client import Bulk
 from mtask.features.bulk.rules import ACTIONS
 
-PANEL = "Tasks"
 _DONE = {"cancel": "canceled", "retry": "run again", "remove": "removed"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "bulk", panel=PANEL)(bulk)
 
 
 def bulk(
@@ -33,7 +26,7 @@ def bulk(
         str | None, typer.Option("--id", metavar="ID", help="Carry on with this bulk change, which was begun before.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the tasks and change none.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesFlag = False,
 ) -> int:
     """Cancel, retry or remove all tasks that match, in batches, and count them first.
 
@@ -47,16 +40,14 @@ def bulk(
         return _report(cli, client.carry_bulk(bulk_id))
     plan = client.plan_bulk(action, **criteria)
     found = f"{plan.count} task{'s' * (str(plan.count) != '1')}"
+    risk = f"{found} would be {_DONE[plan.action]}"
     if dry_run or not plan.count.count:
         document = {"found": plan.count.count, "is_more": plan.count.is_more, "done": 0}
-        cli.answer(document, f"{found} would be {_DONE[plan.action]}" if plan.count.count else "nothing matches")
+        cli.answer(document, risk if plan.count.count else "nothing matches")
         return failures.OK
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidInput(f"{found} would be {_DONE[plan.action]}: without a terminal, confirm with --yes.")
-        if not typer.confirm(f"{plan.action.capitalize()} {found} in {client.database_name}?", err=True):
-            cli.notice("nothing was done")
-            return failures.OTHER
+    question = f"{plan.action.capitalize()} {found} in {client.database_name}?"
+    if not yes and not is_confirmed(cli, question, risk=risk, field=None, refusal="nothing was done"):
+        return failures.OTHER
     begun = client.begin_bulk(plan.plan)
     cli.notice(f"bulk change {begun.bulk_id}: `mtask bulk carry --id {begun.bulk_id}` goes on if this is interrupted")
     return _report(cli, client.carry_bulk(begun.bulk_id))
@@ -67,3 +58,6 @@ def _report(cli: Cli, done: Bulk) -> int:
     left = f"; {counted(done.left_cnt, 'task')} had changed meanwhile, or cannot be changed" if done.left_cnt else ""
     cli.answer(document, f"{counted(done.done_cnt, 'task')} {_DONE[done.action]}{left}")
     return failures.OK
+
+
+register = commands("Tasks", {"bulk": bulk})

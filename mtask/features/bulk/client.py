@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
-from mtask.doctor import operations as diagnosis
-from mtask.errors import InvalidInput, SchemaMismatch
+from mtask.errors import InvalidInput
 from mtask.features.audit_log.client import said
 from mtask.features.audit_log.rules import Intent
 from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import PLAN_LASTS, Action, BulkDocument, Plan, check_action, checked_criteria, signed
 from mtask.kernel.document.identity import prefix_of
-from mtask.kernel.document.task import describe_validation
+from mtask.kernel.document.task import read_as
 from mtask.kernel.driver.codec import GET_CODEC, Codec
 from mtask.kernel.driver.extended_json import extended_exactly
-from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.operation import Operation, server_time
 from mtask.parts.relays import RELAYS
 from mtask.search import counts as counting
 from mtask.search.counts import Count
@@ -86,7 +83,7 @@ def plan(
 
     def operation() -> Operation[BulkPlan]:
         secret = yield from bulk.secret()
-        now = yield from diagnosis.server_time()
+        now = yield from server_time()
         # The criteria are stored, so they hold no lookup in a readable form if the tasks do not either.
         codec: Codec = yield GET_CODEC
         wanted = yield from codec.criteria(checked, encoded_only=True)
@@ -110,7 +107,7 @@ def begin(text: str, within: str | None, action: str | None) -> Operation[Bulk]:
     known = None if action is None else check_action(action)
 
     def operation() -> Operation[Bulk]:
-        now = yield from diagnosis.server_time()
+        now = yield from server_time()
         return (yield from bulk_of((yield from bulk.begin(text, known, within, now))))
 
     return operation()
@@ -148,23 +145,10 @@ def every(limit: int, within: str | None) -> Operation[list[Bulk]]:
 
 def bulk_of(document: Mapping[str, Any]) -> Operation[Bulk]:
     """Return a document as a bulk change, with its criteria decrypted; raise SchemaMismatch."""
-    try:
-        found = BulkDocument.model_validate(document)
-        return Bulk(
-            found.id,
-            found.action,
-            (yield from bulk.criteria_of(found)),
-            found.within,
-            found.cutoff,
-            found.begin_time,
-            found.end_time,
-            found.done_cnt,
-            found.left_cnt,
-            found.lease_expire_time,
-        )
-    except ValidationError as error:
-        reason = f"bulk change {document.get('_id')!r} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("bulks", reason, "Remove its document.") from None
+    found = read_as(BulkDocument, document, "bulk change", "bulks", "Remove its document.")
+    criteria = yield from bulk.criteria_of(found)
+    given = found.model_dump(include={field.name for field in fields(Bulk)} - {"criteria"})
+    return Bulk(bulk_id=found.id, criteria=criteria, **given)
 
 
 @dataclass(slots=True)

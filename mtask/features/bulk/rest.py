@@ -20,7 +20,7 @@ from mtask.kernel.driver.extended_json import extended_exactly
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, taking
+from mtask.web.models.common import Body, example, taking
 from mtask.web.paths import Segment
 from mtask.web.problems import InvalidRequest
 from mtask.web.routes.common import TheCaller, TheClient, router
@@ -72,18 +72,14 @@ class BulkBody(Body):
 class BulkPlanned(BaseModel):
     """A bulk change that was counted and not begun. is_more: the count stopped, and there may be more tasks."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "action": "retry",
-                    "count": 42,
-                    "is_more": False,
-                    "plan": "WyI0Zj…",
-                    "cutoff": "2030-12-31T23:59:00.000Z",
-                    "expires": "2031-01-01T00:09:00.000Z",
-                }
-            ]
+    model_config = example(
+        {
+            "action": "retry",
+            "count": 42,
+            "is_more": False,
+            "plan": "WyI0Zj…",
+            "cutoff": "2030-12-31T23:59:00.000Z",
+            "expires": "2031-01-01T00:09:00.000Z",
         }
     )
 
@@ -202,19 +198,9 @@ def _bulk(found: Bulk, caller: Caller) -> dict[str, Any]:
     if caller.tenant is not None and "key" in criteria:
         criteria["key"] = [caller.shown_key(one) for one in criteria["key"]]
     return {
-        "bulk_id": found.bulk_id,
-        "action": found.action,
-        "filter": criteria,
-        "done_cnt": found.done_cnt,
-        "left_cnt": found.left_cnt,
-        "is_over": found.is_over,
-        "cutoff": views.plain(found.cutoff),
-        "begin_time": views.plain(found.begin_time),
-        "end_time": views.plain(found.end_time),
+        name: criteria if name == "filter" else views.plain(getattr(found, name)) for name in BulkState.model_fields
     }
 
-
-# --- in the background ------------------------------------------------------------------------------------
 
 logger = logging.getLogger("mtask.web")
 #: The time between two searches for bulk changes that nobody carries out, in seconds.

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mtask.errors import InvalidInput, shown
 from mtask.kernel.document.options import Count
 from mtask.kernel.document.status import FINAL_STATUSES, TaskStatus
 from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.values import Stored
 from mtask.search.order import Order
 
 Action = Literal["cancel", "retry", "remove"]
@@ -124,10 +125,8 @@ def _text_of(value: bytes) -> str:
     return base64.urlsafe_b64encode(value).decode("ascii").rstrip("=")
 
 
-class BulkDocument(BaseModel):
+class BulkDocument(Stored):
     """A bulk change that was begun: one document in the collection `bulks`."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[Text, Field(alias="_id")]
     action: Action

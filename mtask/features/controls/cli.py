@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.text import Text
 from mtask.arguments.criteria import NameCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import YesFlag, command, is_confirmed
 from mtask.cli.output import Column, clean, listing, relative
 from mtask.errors import InvalidInput
 from mtask.features.controls.rules import Control
@@ -31,13 +30,13 @@ _Timeout = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "purge", panel="Tasks")(purge)
-    command(app, "pause", panel=PANEL)(pause)
-    command(app, "resume", panel=PANEL)(resume)
-    command(app, "limit", panel=PANEL)(limit)
-    command(app, "fair", panel=PANEL)(fair)
-    command(app, "keep", panel=PANEL)(keep)
-    command(app, "controls", panel=PANEL)(controls)
+    command(app, "purge", purge, "Tasks")
+    command(app, "pause", pause, PANEL)
+    command(app, "resume", resume, PANEL)
+    command(app, "limit", limit, PANEL)
+    command(app, "fair", fair, PANEL)
+    command(app, "keep", keep, PANEL)
+    command(app, "controls", controls, PANEL)
 
 
 def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
@@ -237,7 +236,7 @@ def purge(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="Largest number to remove; 0 = all.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the tasks and remove none.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesFlag = False,
 ) -> int:
     """Remove finished tasks in batches. Workers may run meanwhile.
 
@@ -253,14 +252,9 @@ def purge(
     if dry_run or not found:
         cli.answer({"removed": 0, "found": found}, f"{found:,} tasks would be removed" if found else "nothing matches")
         return failures.OK
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidInput(
-                f"{found:,} tasks would be removed: without a terminal, confirm with --yes.", field="yes"
-            )
-        if not typer.confirm(f"Remove {found:,} tasks from {client.database_name}?", err=True):
-            cli.notice("not removed")
-            return failures.OTHER
+    question, risk = f"Remove {found:,} tasks from {client.database_name}?", f"{found:,} tasks would be removed"
+    if not yes and not is_confirmed(cli, question, risk=risk):
+        return failures.OTHER
     removed = 0
     while True:
         most = min(_REMARK_EVERY, limit - removed) if limit else _REMARK_EVERY

@@ -23,7 +23,7 @@ from mtask.features.controls import operations as controls
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MENDING, Kind, Limit, check_target
 from mtask.features.controls.rules import Control as Control
 from mtask.kernel.document.status import FINAL, TaskStatus
-from mtask.kernel.document.task import describe_validation
+from mtask.kernel.document.task import read_as
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change, workers
 from mtask.kernel.operations.publish import milliseconds
@@ -36,11 +36,7 @@ _EXAMPLES = 5
 
 def control_of(document: Mapping[str, Any]) -> Control:
     """Return the document as a Control; raise SchemaMismatch."""
-    try:
-        return Control.model_validate(document)
-    except ValidationError as error:
-        reason = f"control {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("controls", reason, f"{MENDING[0].upper()}{MENDING[1:]}.") from None
+    return read_as(Control, document, "control", "controls", f"{MENDING[0].upper()}{MENDING[1:]}.")
 
 
 @dataclass(frozen=True, slots=True)

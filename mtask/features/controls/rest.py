@@ -3,14 +3,14 @@
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, Field, StrictBool
 
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS, Control
 from mtask.kernel.document.options import WHOLE
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, OpenAnswer
+from mtask.web.models.common import Body, OpenAnswer, example
 from mtask.web.paths import NameSegment, Segment, Tenant
 from mtask.web.routes.common import UNCONFIRMED, TheClient, router
 from mtask.web.schemas import says
@@ -35,9 +35,7 @@ class RateBody(Body):
 class LimitBody(Body):
     """The body of `PUT /v1/queues/{queue}/limit`. A limit that is not given is removed."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"concurrency": 10, "rate": {"starts": 100, "window": 1}}]}
-    )
+    model_config = example({"concurrency": 10, "rate": {"starts": 100, "window": 1}})
 
     concurrency: Permits | None = None
     rate: RateBody | None = None
@@ -50,7 +48,7 @@ class LimitBody(Body):
 class TenantLimitBody(Body):
     """The body of `PUT /v1/tenants/{tenant}/limit`. A limit that is not given is removed."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 5}]})
+    model_config = example({"concurrency": 5})
 
     concurrency: Permits | None = None
     rate: RateBody | None = None
@@ -59,7 +57,7 @@ class TenantLimitBody(Body):
 class FairBody(Body):
     """The body of `PUT /v1/queues/{queue}/fair`: whether the tenants of the queue take turns."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"fair": True}]})
+    model_config = example({"fair": True})
 
     fair: StrictBool
 
@@ -67,7 +65,7 @@ class FairBody(Body):
 class KeepBody(Body):
     """The body of `PUT /v1/queues/{queue}/keep`. A number that is not given keeps all."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"success": 1000, "fail": 1000}]})
+    model_config = example({"success": 1000, "fail": 1000})
 
     success: Kept | None = None
     fail: Kept | None = None

@@ -14,6 +14,7 @@ from mtask.errors import InvalidInput
 from mtask.kernel.document.identity import check_name, check_tenant, check_text
 from mtask.kernel.document.options import WHOLE, PositiveCount
 from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.values import Stored
 
 Kind = Literal["queue", "name", "tenant"]
 #: The most runs or starts that one document of permits can count.
@@ -55,10 +56,8 @@ class Limit(BaseModel):
         return ", ".join(parts)
 
 
-class Control(BaseModel):
+class Control(Stored):
     """The control of one queue, one task name or one tenant."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[Text, Field(alias="_id")]  #: for example "queue:mail", "name:send_email" or "tenant:acme"
     kind: Kind
@@ -125,14 +124,12 @@ class LastTurn(BaseModel):
     turn: Any = None  #: a number
 
 
-class PermitPoolDocument(BaseModel):
+class PermitPoolDocument(Stored):
     """The permits of a limited queue, of one limit_key or tenant in it, or of a tenant: a document in `places`.
 
     A field of the type Any may be malformed in a stored document, and some updates of a worker leave it as it is. The
     validator must not refuse these updates.
     """
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     id: Annotated[
         Text, Field(alias="_id")

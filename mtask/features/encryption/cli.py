@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,15 +9,11 @@ from rich.text import Text
 
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import command, command_group
+from mtask.cli.options import YesFlag, command_group, is_confirmed
 from mtask.cli.output import Column, clean, iso, listing, relative
-from mtask.errors import InvalidInput
 from mtask.features.encryption.vault import KeyRow
 
-PANEL = "Database"
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of the key.")]
-
-app, register = command_group("keys", PANEL, "Data keys, with which the tasks of a queue or of a tenant are encrypted.")
 
 
 def create(cli: Cli, queue: _Queue = None) -> None:
@@ -60,7 +55,7 @@ def list_keys(cli: Cli) -> None:
 def remove(
     cli: Cli,
     queue: _Queue = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesFlag = False,
 ) -> int:
     """Remove the data key of --queue or --tenant: nobody can read again what it has encrypted.
 
@@ -69,16 +64,10 @@ def remove(
     """
     tenant = cli.flags.tenant
     which = f"queue {queue!r}" if tenant is None else f"tenant {tenant!r}"
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidInput(
-                f"all that the data key of {clean(which)} has encrypted would be lost: without a terminal, "
-                "confirm with --yes.",
-                field="yes",
-            )
-        if not typer.confirm(f"Remove the data key of {clean(which)}, and lose what it encrypted?", err=True):
-            cli.notice("not removed")
-            return failures.OTHER
+    question = f"Remove the data key of {clean(which)}, and lose what it encrypted?"
+    risk = f"all that the data key of {clean(which)} has encrypted would be lost"
+    if not yes and not is_confirmed(cli, question, risk=risk):
+        return failures.OTHER
     gone = cli.client().remove_data_key(queue=queue, tenant=tenant)
     cli.answer(_document(gone), f"removed  {clean(gone.name)}  {gone.key_id}")
     return failures.OK
@@ -94,5 +83,9 @@ def _document(row: KeyRow) -> dict[str, Any]:
     }
 
 
-for _name, _function in (("create", create), ("list", list_keys), ("remove", remove)):
-    command(app, _name)(_function)
+register = command_group(
+    "keys",
+    "Database",
+    "Data keys, with which the tasks of a queue or of a tenant are encrypted.",
+    {"create": create, "list": list_keys, "remove": remove},
+)

@@ -11,11 +11,10 @@ from rich.text import Text
 from mtask.arguments.criteria import NameCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command
+from mtask.cli.options import commands
 from mtask.cli.output import clean, moment, write_json
 from mtask.features.events.task_events import EventKind, TaskEvent
 
-PANEL = "Tasks"
 _STYLES = {
     EventKind.SUCCEEDED: "green",
     EventKind.FAILED: "red",
@@ -23,11 +22,6 @@ _STYLES = {
     EventKind.CANCELED: "yellow",
     EventKind.CLAIMED: "cyan",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "tail", panel=PANEL)(tail)
 
 
 def tail(
@@ -91,3 +85,6 @@ def _line(event: TaskEvent) -> Text:
 
 
 _ENDS = {"SUCCESS": EventKind.SUCCEEDED.value, "CANCELED": EventKind.CANCELED.value}
+
+
+register = commands("Tasks", {"tail": tail})

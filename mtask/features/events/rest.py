@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import Header, Query
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from mtask.errors import EventsLost
 from mtask.features.events import following
@@ -98,7 +97,7 @@ async def events(
                 return
         yield _written("closing", {}, None)
 
-    return _Stream(written(), stack)
+    return views.EventStream(written(), stack)
 
 
 async def _old(old: AsyncIterator[TaskEvent], selects: Selects, caller: Caller, here: str | None) -> AsyncIterator[str]:
@@ -148,20 +147,6 @@ def _selects(
         )
 
     return is_wanted
-
-
-class _Stream(StreamingResponse):
-    """A stream of server-sent events. Its end, however it comes, ends the viewer."""
-
-    def __init__(self, written: AsyncIterator[str], stack: AsyncExitStack) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(written, headers=headers, media_type="text/event-stream")
-        self._stack = stack
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the viewer or the server ends."""
-        async with self._stack:
-            await super().__call__(scope, receive, send)
 
 
 def _document(found: TaskEvent, caller: Caller) -> dict[str, Any]:

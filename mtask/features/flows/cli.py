@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import TimeoutFlag, command, command_group
+from mtask.cli.options import TimeoutFlag, command_group
 from mtask.cli.output import Column, clean, counted, hanging, lasting, listing, moment, relative, status_text
 from mtask.features.flows.change import ChangedFlow
 from mtask.features.flows.views import FlowRow, FlowState, StepState, known_before
@@ -299,12 +299,9 @@ def _after(node: Node, removed: Sequence[str], name: Callable[[str], str], lette
 
 # --- cli -------------------------------------------------------------------------------------------------
 
-PANEL = "Tasks"
 #: The most reasons of failures below a drawing.
 MAX_REASONS = 5
 _FlowKey = Annotated[str, typer.Argument(metavar="KEY", help="Key of the flow.", show_default=False)]
-
-app, register = command_group("flow", PANEL, "Flows: tasks that were published together and that wait for each other.")
 
 
 def show(
@@ -453,5 +450,9 @@ def wait(
     return failures.TASK_CANCELED if flow.counts.get(TaskStatus.CANCELED) else failures.OK
 
 
-for _each, _function in (("show", show), ("list", list_flows), ("cancel", cancel), ("retry", retry), ("wait", wait)):
-    command(app, _each)(_function)
+register = command_group(
+    "flow",
+    "Tasks",
+    "Flows: tasks that were published together and that wait for each other.",
+    {"show": show, "list": list_flows, "cancel": cancel, "retry": retry, "wait": wait},
+)

@@ -10,11 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from mtask.client import views
-from mtask.doctor import operations as diagnosis
 from mtask.features.flows import read, statements
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
-from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.driver.operation import Operation, server_time, tasks
 from mtask.kernel.driver.stores import TASKS
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
@@ -32,7 +31,7 @@ def flows() -> Findings:
     """Look for flows that cannot end by themselves."""
     if not (yield from read.is_any()):
         return [ok(_CHECK, "there are none")]
-    now = yield from diagnosis.server_time()
+    now = yield from server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
     found = [
         *_old_workers((yield from workers.without_flows(_EXAMPLES))),

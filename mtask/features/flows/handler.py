@@ -65,7 +65,7 @@ class FamilyRun(Protocol):
 
     @property
     def stored_trace(self) -> Trace | None:
-        """The span of the run, if children are to link to it."""
+        """The span of the run, if it is stored with what comes of the run, and children are to link to it."""
 
 
 def with_handler(task: TaskRef, handlers: Mapping[str, Handler]) -> TaskRef:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from fastapi import Body as body_of
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mtask.arguments.publish import WorkArguments
 from mtask.client import Flow
@@ -19,7 +19,7 @@ from mtask.kernel.document.identity import check_name
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, OpenAnswer, taken
+from mtask.web.models.common import Body, OpenAnswer, example, taken
 from mtask.web.models.publishing import WorkBody
 from mtask.web.paths import FlowKey
 from mtask.web.problems import response_of
@@ -39,17 +39,13 @@ class FlowStepBody(WorkBody):
 class PublishFlow(Body):
     """The body of `POST /v1/flows`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "key": "order-7",
-                    "steps": [
-                        {"step": "charge", "name": "charge_card", "params": {"order": 7}},
-                        {"step": "ship", "name": "ship", "after": ["charge"]},
-                    ],
-                }
-            ]
+    model_config = example(
+        {
+            "key": "order-7",
+            "steps": [
+                {"step": "charge", "name": "charge_card", "params": {"order": 7}},
+                {"step": "ship", "name": "ship", "after": ["charge"]},
+            ],
         }
     )
 

@@ -18,7 +18,7 @@ from mtask.errors import DuplicateKey, GatherConflict, GatherFull, TaskError, Ta
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.document.task import GatherKind
-from mtask.kernel.driver.operation import Operation, command, tasks
+from mtask.kernel.driver.operation import Operation, server_time, tasks
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import NewTask, Published, milliseconds
 from mtask.kernel.statements import expressions as x
@@ -142,8 +142,7 @@ def _ask(task_ids: Sequence[str]) -> Operation[dict[str, _Asked]]:
         raise WorkersTooOld([str(row["old"]) for row in rows if "old" in row], what=_WHAT)
     asked = {row["_id"]: _Asked(asked_time(row["now"], row.get("last")), row["is_untouched"]) for row in rows}
     if len(asked) < len(set(task_ids)):
-        hello = yield command("hello")
-        asked[""] = _Asked(hello["localTime"])
+        asked[""] = _Asked((yield from server_time()))
     return asked
 
 

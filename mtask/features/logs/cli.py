@@ -12,13 +12,12 @@ from rich.text import Text
 
 from mtask.cli import failures
 from mtask.cli.context import Cli
-from mtask.cli.options import KeyArgument, TaskArgument, command, name_and_key
+from mtask.cli.options import KeyArgument, TaskArgument, commands, name_and_key
 from mtask.cli.output import clean, counted, hanging, iso, write_json
 from mtask.client import Client
 from mtask.errors import InvalidInput, TaskNotFound
 from mtask.features.logs.rules import LogLine, RunLog
 
-PANEL = "Tasks"
 #: The time between two looks of --follow, in seconds. Workers write the lines of a run every three seconds.
 _LOOK = 1.0
 #: The columns before the further lines of a message, and before a traceback.
@@ -26,11 +25,6 @@ _INDENT = 4
 #: The looks after the end of a task that wait for the last lines of its runs.
 _PATIENCE = 3
 _STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBUG": "bright_black"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "logs", panel=PANEL)(logs)
 
 
 def logs(
@@ -158,3 +152,6 @@ def _document(log: RunLog) -> dict[str, Any]:
 def _line(line: LogLine) -> dict[str, Any]:
     made = {"time": iso(line.time), "level": line.level, "logger": line.logger, "message": line.message}
     return made if line.exception is None else {**made, "exception": line.exception}
+
+
+register = commands("Tasks", {"logs": logs})

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from pydantic import ValidationError
-
-from mtask.errors import InvalidInput, SchemaMismatch, TaskNotFound
+from mtask.errors import InvalidInput, TaskNotFound
 from mtask.features.logs import operations as run_logs
 from mtask.features.logs.rules import LogLine
 from mtask.features.logs.rules import RunLog as RunLog
 from mtask.kernel.document.identity import is_text
 from mtask.kernel.document.parts import READABLE, Sealed
-from mtask.kernel.document.task import describe_validation
+from mtask.kernel.document.task import read_as
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation, tasks
 
@@ -32,19 +29,11 @@ def of_task(task_id: str, run_id: str | None, owner: str | None = None) -> Opera
         found = yield from run_logs.of_task(task_id, run_id, whose)
         if not found and not is_own and not (yield from run_logs.is_task(task_id)):
             raise TaskNotFound(task_id)
-        logs = [_log_of(document) for document in found]
+        logs = [read_as(RunLog, one, "the log of run", "logs", "Remove its document.") for one in found]
         yield from _open(task_id, logs)
         return logs
 
     return operation()
-
-
-def _log_of(document: Mapping[str, Any]) -> RunLog:
-    try:
-        return RunLog.model_validate(document)
-    except ValidationError as error:
-        reason = f"the log of run {document.get('_id')!r} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("logs", reason, "Remove its document.") from None
 
 
 def _open(task_id: str, logs: Sequence[RunLog]) -> Operation[None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
 from mtask.kernel.document.options import Count, PositiveCount
 from mtask.kernel.document.parts import SealedAny
 from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.values import Stored
 
 #: The most lines of a run that may be kept, and the number for a worker that does not say one.
 MAX_LINES = 10_000
@@ -16,13 +17,9 @@ MAX_LINES = 10_000
 MAX_BYTES = 256 * 1024
 MAX_TEXT, MAX_TRACEBACK = 4_000, 16_000
 
-_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
-
-class LogLine(BaseModel):
+class LogLine(Stored):
     """One line of the log of a run."""
-
-    model_config = _document
 
     time: Instant  #: by the clock of the worker's machine
     level: Text
@@ -31,10 +28,8 @@ class LogLine(BaseModel):
     exception: Text | None = None  #: the traceback
 
 
-class RunLog(BaseModel):
+class RunLog(Stored):
     """The last lines of a run: one document in the collection `logs`. Its `_id` is the run's."""
-
-    model_config = _document
 
     id: Annotated[Text, Field(alias="_id")]
     task_id: Text

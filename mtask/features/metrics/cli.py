@@ -34,8 +34,8 @@ DEFAULT_HOST = "127.0.0.1"
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    command(app, "top", panel="Workers")(top)
-    command(app, "metrics", panel="Database")(metrics)
+    command(app, "top", top, "Workers")
+    command(app, "metrics", metrics, "Database")
 
 
 def metrics(

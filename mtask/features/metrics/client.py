@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mtask.client import views
-from mtask.doctor import operations as diagnosis
 from mtask.features.metrics import operations as counts
 from mtask.features.metrics.operations import KEPT, Counts
 from mtask.features.metrics.rules import TOTALS_ID
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import WorkerDocument
-from mtask.kernel.driver.operation import Operation, metrics
+from mtask.kernel.driver.operation import Operation, metrics, server_time
 from mtask.kernel.operations import workers
 from mtask.kernel.worker.process.counts import MAX_PAIRS, Tally, tally_of, total
 from mtask.search.by_queue import QueueCounts
@@ -69,7 +68,7 @@ class FleetMetrics:
 def read() -> Operation[FleetMetrics]:
     """Return the metrics of all workers and queues."""
     found = yield from read_fleet()
-    now = found.workers[0]["now"] if found.workers else (yield from diagnosis.server_time())
+    now = found.workers[0]["now"] if found.workers else (yield from server_time())
     counts = found.counts
     queues = () if counts is None else [_of_queue(counted, counts.time) for counted in counts.queues]
     workers = [_of_worker(worker, found.recent, now) for worker in views.workers_of(found.workers)]

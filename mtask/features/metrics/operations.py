@@ -20,7 +20,7 @@ from mtask.errors import AccessDenied, DuplicateKey
 from mtask.features.metrics.rules import COUNTS_ID, TOTALS_ID
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import SCHEMA_VERSION
-from mtask.kernel.driver.operation import Operation, command, metrics
+from mtask.kernel.driver.operation import Operation, metrics, server_time
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.worker.process.counts import MAX_PAIRS, OTHER, Pair, Tally, tally_of, total
@@ -202,8 +202,7 @@ def _refresh(holder: str, known: Mapping[str, Any]) -> Operation[None]:
 
 
 def _counted() -> Operation[tuple[list[QueueCounts], datetime]]:
-    hello = yield command("hello")
-    now: datetime = hello["localTime"]
+    now = yield from server_time()
     return (yield from by_queue.queues(MOST_COUNTED)), now
 
 

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mtask.kernel.document.options import Count
 from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.values import Stored
 
-_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 #: A sum of durations, in seconds. The bound is far above all sums.
 Seconds = Annotated[float, Field(ge=0, le=1e15)]
 #: The `_id` of the totals of dead workers, and of the counts of tasks.
 TOTALS_ID, COUNTS_ID = "totals", "counts"
 
 
-class HistogramDocument(BaseModel):
+class HistogramDocument(Stored):
     """Durations by buckets. `mtask.kernel.worker.process.counts.BOUNDS` has the bounds of the buckets."""
-
-    model_config = _document
 
     counts: list[Count]
     seconds: Seconds
 
 
-class PairDocument(BaseModel):
+class PairDocument(Stored):
     """What is counted of the runs of one name in one queue."""
-
-    model_config = _document
 
     queue: Text
     name: Text
@@ -37,20 +33,16 @@ class PairDocument(BaseModel):
     run: HistogramDocument
 
 
-class QueueDocument(BaseModel):
+class QueueDocument(Stored):
     """The counted tasks of one queue."""
-
-    model_config = _document
 
     queue: Text
     counts: dict[str, Any]  #: by status: the number, and whether there are more
     oldest_due_time: Instant | None = None
 
 
-class MetricsDocument(BaseModel):
+class MetricsDocument(Stored):
     """One document of `metrics`."""
-
-    model_config = _document
 
     id: Annotated[Text, Field(alias="_id")]
     kind: Literal["worker", "totals", "counts"]

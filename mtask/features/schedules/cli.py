@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
@@ -13,7 +12,7 @@ from rich.text import Text
 from mtask.arguments.criteria import LookupCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
-from mtask.cli.options import command, command_group
+from mtask.cli.options import YesFlag, command_group, is_confirmed
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.features.schedules.client import TIMES, TimesArguments, When
@@ -22,12 +21,7 @@ from mtask.features.schedules.triggers import Cron
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.extended_json import extended
 
-PANEL = "Tasks"
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.", show_default=False)]
-
-app, register = command_group(
-    "schedule", PANEL, "Tasks that are published again and again: at times of a crontab, at intervals, or once."
-)
 
 
 def add(
@@ -223,14 +217,13 @@ def resume(cli: Cli, schedule_id: _Id) -> None:
 def remove(
     cli: Cli,
     schedule_id: _Id,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: YesFlag = False,
 ) -> int:
     """Remove a schedule.
 
     The tasks that the schedule has published stay. On a terminal, the command asks for confirmation.
     """
-    if not yes and sys.stdin.isatty() and not typer.confirm(f"Remove schedule {clean(schedule_id)}?", err=True):
-        cli.notice("not removed")
+    if not yes and not is_confirmed(cli, f"Remove schedule {clean(schedule_id)}?"):
         return failures.OTHER
     if not cli.client().remove_schedule(schedule_id):
         raise ScheduleNotFound(schedule_id)
@@ -238,13 +231,17 @@ def remove(
     return failures.OK
 
 
-for _name, _function in (
-    ("add", add),
-    ("list", list_schedules),
-    ("show", show),
-    ("next", next_firings),
-    ("pause", pause),
-    ("resume", resume),
-    ("remove", remove),
-):
-    command(app, _name)(_function)
+register = command_group(
+    "schedule",
+    "Tasks",
+    "Tasks that are published again and again: at times of a crontab, at intervals, or once.",
+    {
+        "add": add,
+        "list": list_schedules,
+        "show": show,
+        "next": next_firings,
+        "pause": pause,
+        "resume": resume,
+        "remove": remove,
+    },
+)

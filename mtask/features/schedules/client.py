@@ -21,7 +21,7 @@ from mtask.features.schedules.triggers import Cron, Every, Once
 from mtask.kernel.document.identity import check_text, stored_key
 from mtask.kernel.document.lookup import LookupEntry
 from mtask.kernel.document.options import TaskOptions
-from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation
+from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation, read_as
 from mtask.kernel.driver.bson import stored_value
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation
@@ -292,11 +292,7 @@ def _jitter_ms(jitter: timedelta | float | None, trigger: Cron | Every | Once) -
 
 def schedule_of(document: Mapping[str, Any]) -> Schedule:
     """Return the document as a Schedule; raise SchemaMismatch."""
-    try:
-        return Schedule.model_validate(document)
-    except ValidationError as error:
-        reason = f"schedule {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
-        raise SchemaMismatch("schedules", reason, "Mend it by hand, or remove it and add it again.") from None
+    return read_as(Schedule, document, "schedule", "schedules", "Mend it by hand, or remove it and add it again.")
 
 
 def put(definition: Definition, if_exists: IfExists, source: Source = "client") -> Operation[Schedule]:

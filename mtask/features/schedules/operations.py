@@ -20,7 +20,7 @@ from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, Schedule
 from mtask.features.schedules.rules import Pending, Plan, Schedule
 from mtask.kernel.document.options import MAX_COUNT
 from mtask.kernel.document.status import FINAL
-from mtask.kernel.driver.operation import Operation, command, for_everybody, schedules, tasks
+from mtask.kernel.driver.operation import Operation, command, for_everybody, schedules, server_time, tasks
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import publish as requests
@@ -102,12 +102,6 @@ def _replace(former: Document, document: Document) -> Operation[bool]:
     guard = {"_id": former["_id"], "revision": revision, "tenant": former.get("tenant")}
     result = yield schedules("replace_one", guard, document)
     return bool(result.matched_count)
-
-
-def server_time() -> Operation[datetime]:
-    """Return the server's time."""
-    now: datetime = (yield command("hello"))["localTime"]
-    return now
 
 
 def get(schedule_id: str) -> Operation[Document]:

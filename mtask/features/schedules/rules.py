@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from mtask.features.schedules import triggers
 from mtask.features.schedules.triggers import Once, Trigger
@@ -15,6 +15,7 @@ from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.kernel.document.options import WHOLE, Count, PositiveCount, TaskOption
 from mtask.kernel.document.parts import SealedAny
 from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.values import Stored
 
 #: The longest delay with which a firing is still on time. A firing with a longer delay is missed, and catch_up decides
 #: whether it is made nevertheless. With catch_up "none", a firing is also missed once the next firing is due.
@@ -27,25 +28,20 @@ Overlap = Literal["allow", "skip"]
 #: The origin of a schedule. "app": a handler of an app declares the schedule. "client": a client made it.
 Source = Literal["app", "client"]
 
-_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 _MILLISECOND = timedelta(milliseconds=1)
 #: The most firings that can lie within GRACE.
 _MAX_RECENT = GRACE // (triggers.MIN_INTERVAL_MS * _MILLISECOND) + 1
 
 
-class Pending(BaseModel):
+class Pending(Stored):
     """A firing that the schedule has recorded. The task of the firing may not be published yet."""
-
-    model_config = _document
 
     fire_time: Instant
     start_time: Instant  #: the start_time of the task; jitter may make it later than fire_time
 
 
-class ScheduleState(BaseModel):
+class ScheduleState(Stored):
     """The state of a schedule."""
-
-    model_config = _document
 
     next_fire_time: Instant | None = None  #: None if the schedule will not fire again
     last_fire_time: Instant | None = None
@@ -55,13 +51,11 @@ class ScheduleState(BaseModel):
     pending: list[Pending] = Field(default_factory=list)
 
 
-class Schedule(BaseModel):
+class Schedule(Stored):
     """A schedule: one document in the collection `schedules`.
 
     A field that the schedule passes on to its tasks has the same name as in a task's document.
     """
-
-    model_config = _document
 
     id: Annotated[Text, Field(alias="_id", min_length=1, max_length=MAX_ID_BYTES)]
     name: Annotated[Text, Field(pattern=NAME_PATTERN)]

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import AwareDatetime, BeforeValidator, Field, Strict, ValidatorFunctionWrapHandler, WrapValidator
 
 from mtask.errors import DecryptionFailed
 from mtask.kernel.document.options import PositiveCount
+from mtask.kernel.document.values import Stored
 
 #: The fields that a task has only where they are given. A publish that replaces a task replaces these, too.
 OPTIONAL = ("sealed", "lookup", "callback", "trace")
@@ -39,10 +31,8 @@ Instant = Annotated[AwareDatetime, Strict()]
 Text = Annotated[str, Strict()]
 
 
-class Callback(BaseModel):
+class Callback(Stored):
     """Who is told of the ends of a task."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     url: Annotated[Text, Field(pattern=r"^https?://", max_length=MAX_URL)]
     on: Annotated[list[Told], Field(min_length=1, max_length=3)]
@@ -52,10 +42,8 @@ class Callback(BaseModel):
     tenant: Annotated[Text, Field(pattern=_TENANT)] | None = None
 
 
-class OwedCallback(BaseModel):
+class OwedCallback(Stored):
     """One end of a task that is still to be told. `url`, `secret` and `tenant` are those of the callback at the end."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 
     number: PositiveCount  #: the number of the end: 1 for the first one that is told
     status: Told

@@ -9,12 +9,10 @@ import marshal
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AwareDatetime,
-    BaseModel,
-    ConfigDict,
     Field,
     Strict,
     StrictBool,
@@ -24,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from mtask.errors import SchemaMismatch, shown
 from mtask.kernel.document.identity import (
     MAX_KEY_BYTES,
     NAME_PATTERN,
@@ -38,7 +37,7 @@ from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.kernel.document.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
 from mtask.kernel.document.parts import MAX_OWED, Callback, OwedCallback, SealedAny, SealedText
 from mtask.kernel.document.status import RunStatus, TaskStatus, WorkerStatus
-from mtask.kernel.document.values import MAX_TRACEPARENT, TraceContext
+from mtask.kernel.document.values import MAX_TRACEPARENT, Stored, TraceContext
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
@@ -66,27 +65,23 @@ MAX_CALLS = 1000
 _MARSHAL_VERSION = 2
 _MAX_KNOWN_BYTES = 1_000
 
-_document = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
 #: A BSON date. Text that looks like a date is refused, because the server would not compare it as a date.
 Instant = Annotated[AwareDatetime, Strict()]
 #: A BSON string. Bytes are refused.
 Text = Annotated[str, Strict()]
+StoredT = TypeVar("StoredT", bound=Stored)
 
 
-class Progress(BaseModel):
+class Progress(Stored):
     """The progress that the handler of a run reported last."""
-
-    model_config = _document
 
     fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     message: Annotated[Text | None, SealedText] = None
     time: Instant  #: the time at which a ping or the finish wrote the progress
 
 
-class Run(BaseModel):
+class Run(Stored):
     """One attempt of one worker at a task: an entry of `worker_states`. All times are the server's, in UTC."""
-
-    model_config = _document
 
     run_id: Annotated[Text, Field(min_length=1)]
     worker_id: Annotated[Text, Field(min_length=1)]
@@ -134,10 +129,8 @@ class Run(BaseModel):
 OnFailed = Literal["cancel", "run", "fail"]
 
 
-class FlowStep(BaseModel):
+class FlowStep(Stored):
     """The part of a task's document that says for which tasks of its flow the task waits."""
-
-    model_config = _document
 
     key: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]  #: the key of the flow
     step: Annotated[Text, Field(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -165,10 +158,8 @@ class FlowStep(BaseModel):
     end_time: Instant | None = None
 
 
-class Chain(BaseModel):
+class Chain(Stored):
     """The part of a task's document that says as which task's continuation it was published. See `mtask.Next`."""
-
-    model_config = _document
 
     before: Text  #: the id of the task that went on as this one
     first: Text  #: the id of the first task of the chain
@@ -181,19 +172,15 @@ class Chain(BaseModel):
 GatherKind = Literal["latest", "calls"]
 
 
-class CallMark(BaseModel):
+class CallMark(Stored):
     """The place of a publish call in the order of all calls under its key: first by its time, then by its id."""
-
-    model_config = _document
 
     asked_time: Instant  #: the server's time, read before the call was sent
     call_id: Annotated[Text, Field(min_length=1, max_length=MAX_CALL_ID)]
 
 
-class Gathering(BaseModel):
+class Gathering(Stored):
     """The calls that one round of a task gathers."""
-
-    model_config = _document
 
     #: "latest": the params of the newest call win. "calls": the params are a list with the params of all calls. A task
     #: that a plain publish has changed since has no kind.
@@ -211,10 +198,8 @@ class Gathering(BaseModel):
     full: StrictBool = False  #: whether a call found no room: the round starts now and takes no more calls
 
 
-class NextRound(BaseModel):
+class NextRound(Stored):
     """The round that a task begins once no run holds it any more: what was published while a run held it."""
-
-    model_config = _document
 
     params: SealedAny = None
     sealed: Text | None = None
@@ -225,19 +210,15 @@ class NextRound(BaseModel):
     gather: Gathering
 
 
-class FormerParams(BaseModel):
+class FormerParams(Stored):
     """Params that a task had before a retry changed them."""
-
-    model_config = _document
 
     params: SealedAny = None
     until: Instant  #: the time of that retry
 
 
-class TaskState(BaseModel):
+class TaskState(Stored):
     """The state of a task."""
-
-    model_config = _document
 
     status: TaskStatus
     create_time: Instant
@@ -265,10 +246,8 @@ class TaskState(BaseModel):
     worker_states: list[Run]
 
 
-class Task(BaseModel):
+class Task(Stored):
     """A task: one document in the collection `tasks`."""
-
-    model_config = _document
 
     id: Annotated[Text, Field(alias="_id")]
     name: Annotated[Text, Field(pattern=NAME_PATTERN)]
@@ -446,19 +425,15 @@ def runs_in(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
 
 
-class WorkerControl(BaseModel):
+class WorkerControl(Stored):
     """A client's order to a worker."""
-
-    model_config = _document
 
     stop: bool = False
     concurrency: Count | None = None
 
 
-class WorkerDocument(BaseModel):
+class WorkerDocument(Stored):
     """A worker process: one document in the collection `workers`."""
-
-    model_config = _document
 
     id: Annotated[str, Field(alias="_id")]
     incarnation: str  #: unique for each process: by it, a process notices that another one took over its worker_id
@@ -509,3 +484,12 @@ def describe_validation(error: ValidationError) -> str:
     ]
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
     return "; ".join(found[:5]) + more
+
+
+def read_as(model: type[StoredT], document: Mapping[str, Any], what: str, collection: str, remedy: str) -> StoredT:
+    """Return a document as its model; raise SchemaMismatch, which says `what` is malformed."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        reason = f"{what} {shown(document.get('_id'))} is malformed: {describe_validation(error)}"
+        raise SchemaMismatch(collection, reason, remedy) from None

@@ -1,4 +1,4 @@
-"""Converts params and returns into values that BSON can hold."""
+"""What documents hold: the base of their models, values that BSON can hold, and trace contexts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
+
+
+class Stored(BaseModel):
+    """A part of a document. It is built at its first use, and ignores the fields of a newer mtask."""
+
+    model_config = ConfigDict(defer_build=True, extra="ignore", populate_by_name=True)
+
 
 #: The types whose values are stored unchanged. A value of a subclass may need conversion.
 _STORED_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes})

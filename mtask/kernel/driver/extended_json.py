@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC
 from math import isinf
 from typing import Any
@@ -23,20 +25,27 @@ _OPTIONS: JSONOptions = JSONOptions(
 )
 
 
-def parse_extended(text: str, field: str) -> Any:
-    """Return the value that the text describes; raise InvalidInput with the position of the mistake."""
+@contextmanager
+def _refusing(field: str, too_deep: str) -> Iterator[None]:
+    """Raise InvalidInput for each error of the block, with the position of the mistake. `too_deep`: of the nesting."""
     try:
-        json.loads(text, parse_float=_float)  # Python's parser comes first: its errors name line and column
-        return loads(text, json_options=_OPTIONS)
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"{field}: {error}", field=field) from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidInput(f"{field}: this is no JSON: {error.msg} at {where}.", field=field) from None
     except RecursionError:
-        raise InvalidInput(f"{field}: it is nested too deeply.", field=field) from None
-    except InvalidInput as error:
-        raise InvalidInput(f"{field}: {error}", field=field) from None
+        raise InvalidInput(f"{field}: {too_deep}.", field=field) from None
     except Exception as error:
         raise InvalidInput(f"{field}: no MongoDB extended JSON: {first_line(error)}.", field=field) from None
+
+
+def parse_extended(text: str, field: str) -> Any:
+    """Return the value that the text describes; raise InvalidInput with the position of the mistake."""
+    with _refusing(field, "it is nested too deeply"):
+        json.loads(text, parse_float=_float)  # Python's parser comes first: its errors name line and column
+        return loads(text, json_options=_OPTIONS)
 
 
 def extended(value: Any) -> Any:
@@ -56,7 +65,7 @@ def parse_strict(text: str, field: str) -> Any:
     It refuses what parsers understand in different ways: members that occur twice, NaN and Infinity, integers of more
     than 64 bits, and more than 100 levels. It also refuses encrypted binary values.
     """
-    try:
+    with _refusing(field, f"it has more than {_MAX_LEVELS} levels"):
         parsed = json.loads(
             text,
             object_pairs_hook=_members,
@@ -67,15 +76,6 @@ def parse_strict(text: str, field: str) -> Any:
         if text.count("[") + text.count("{") > _MAX_LEVELS:
             _check_levels(parsed, _MAX_LEVELS)
         return parsed
-    except InvalidInput as error:
-        raise InvalidInput(f"{field}: {error}", field=field) from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidInput(f"{field}: this is no JSON: {error.msg} at {where}.", field=field) from None
-    except RecursionError:
-        raise InvalidInput(f"{field}: it has more than {_MAX_LEVELS} levels.", field=field) from None
-    except Exception as error:
-        raise InvalidInput(f"{field}: no MongoDB extended JSON: {first_line(error)}.", field=field) from None
 
 
 def _members(pairs: list[tuple[str, Any]]) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
@@ -56,12 +57,20 @@ def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Opera
 
 
 def _changed(operation: Operation[T], change: Callable[[Call], Call]) -> Operation[T]:
-    """Run an operation whose calls are changed before they are sent."""
     try:
-        call = next(operation)
+        first = next(operation)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    return (yield from continued(first, operation, change))
+
+
+def continued(call: Call, operation: Operation[T], change: Callable[[Call], Call] | None = None) -> Operation[T]:
+    """Go on with an operation whose next call was taken already. `change`: what is sent in place of a call."""
+    try:
         while True:
             try:
-                answer = yield change(call)
+                answer = yield call if change is None else change(call)
             except Exception as error:
                 call = operation.throw(error)
             else:
@@ -133,49 +142,19 @@ def _of_tenant(matched: Mapping[str, Any], tenant: str) -> dict[str, Any]:
     return {**matched, "tenant": tenant}
 
 
-def tasks(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection of tasks."""
-    return Call("tasks", method, args, kwargs)
-
-
-def workers(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection of workers."""
-    return Call("workers", method, args, kwargs)
-
-
-def schedules(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection of schedules."""
-    return Call("schedules", method, args, kwargs)
-
-
-def controls(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection of controls."""
-    return Call("controls", method, args, kwargs)
-
-
-def places(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection `places`, in which a gate counts what passes."""
-    return Call("places", method, args, kwargs)
-
-
-def actions(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection `actions`, which holds the action log."""
-    return Call("actions", method, args, kwargs)
-
-
-def bulks(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection `bulks`, which holds bulk changes."""
-    return Call("bulks", method, args, kwargs)
-
-
-def metrics(method: str, *args: Any, **kwargs: Any) -> Call:
-    """Return a call on the collection `metrics`, which holds the counts of workers and of tasks."""
-    return Call("metrics", method, args, kwargs)
-
-
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection with this name."""
     return Call(collection, method, args, kwargs)
+
+
+tasks = partial(on, "tasks")
+workers = partial(on, "workers")
+schedules = partial(on, "schedules")
+controls = partial(on, "controls")
+places = partial(on, "places")  #: in which a gate counts what passes
+actions = partial(on, "actions")  #: the action log
+bulks = partial(on, "bulks")  #: bulk changes
+metrics = partial(on, "metrics")  #: the counts of workers and of tasks
 
 
 def command(name: str, value: Any = 1, **options: Any) -> Call:
@@ -186,3 +165,10 @@ def command(name: str, value: Any = 1, **options: Any) -> Call:
 def admin_command(name: str, value: Any = 1, **options: Any) -> Call:
     """Return a command for the database `admin`, which holds users and roles."""
     return Call("admin", "command", ({name: value, **options},))
+
+
+def server_time() -> Operation[datetime]:
+    """Return the server's time."""
+    hello = yield command("hello")
+    now: datetime = hello["localTime"]
+    return now

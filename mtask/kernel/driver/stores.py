@@ -213,6 +213,11 @@ def _told(error: Exception, call: Call, database: str, *, in_session: bool) -> E
     return rights.explained(error, rights.need_of(call), database)
 
 
+def _collections(database: Any, codec: CodecOptions[Any] | None = None) -> dict[str, Any]:
+    """Return all collections of a database by name, with the codec of their replies."""
+    return {name: database.get_collection(name, codec_options=codec) for name in COLLECTIONS}
+
+
 class SyncStore:
     """Runs operations through a `pymongo.MongoClient`."""
 
@@ -223,15 +228,9 @@ class SyncStore:
         #: The names of tasks that searches have found, for `mtask.search.walks`.
         self.names: set[str] = set()
         self.database = client.get_database(database, **_GUARANTEES)
-        self.collections: dict[str, Collection[Document]] = {
-            name: self.database.get_collection(name) for name in COLLECTIONS
-        }
-        self.answering: dict[str, Collection[Document]] = {
-            name: self.database.get_collection(name, codec_options=_PLAIN) for name in COLLECTIONS
-        }
-        self.naive: dict[str, Collection[Document]] = {
-            name: self.database.get_collection(name, codec_options=NAIVE) for name in COLLECTIONS
-        }
+        self.collections: dict[str, Collection[Document]] = _collections(self.database)
+        self.answering: dict[str, Collection[Document]] = _collections(self.database, _PLAIN)
+        self.naive: dict[str, Collection[Document]] = _collections(self.database, NAIVE)
 
     @property
     def tasks(self) -> Collection[Document]:
@@ -315,15 +314,9 @@ class AsyncStore:
         self.names: set[str] = set()
         self._abandoned: set[asyncio.Task[Any]] = set()
         self.database = client.get_database(database, **_GUARANTEES)
-        self.collections: dict[str, AsyncCollection[Document]] = {
-            name: self.database.get_collection(name) for name in COLLECTIONS
-        }
-        self.answering: dict[str, AsyncCollection[Document]] = {
-            name: self.database.get_collection(name, codec_options=_PLAIN) for name in COLLECTIONS
-        }
-        self.naive: dict[str, AsyncCollection[Document]] = {
-            name: self.database.get_collection(name, codec_options=NAIVE) for name in COLLECTIONS
-        }
+        self.collections: dict[str, AsyncCollection[Document]] = _collections(self.database)
+        self.answering: dict[str, AsyncCollection[Document]] = _collections(self.database, _PLAIN)
+        self.naive: dict[str, AsyncCollection[Document]] = _collections(self.database, NAIVE)
 
     @property
     def tasks(self) -> AsyncCollection[Document]:

@@ -16,7 +16,7 @@ from mtask.errors import DuplicateKey, TaskExists, TaskRunning, WorkersTooOld
 from mtask.kernel.document.parts import KNOWN_SINCE, OPTIONAL
 from mtask.kernel.driver.bson import as_sent
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
-from mtask.kernel.driver.operation import Operation, command, tasks
+from mtask.kernel.driver.operation import Operation, server_time, tasks
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
@@ -225,8 +225,7 @@ def publish_many(
         inserted = yield tasks("upserted", upserts)
         created = {unique[index].task_id for index in inserted}
     else:
-        hello = yield command("hello")
-        now: datetime = hello["localTime"]
+        now = yield from server_time()
         # The tasks that start at once have one state: it is encoded once.
         at_once = requests.task_document({}, None, now)
         at_once["task_state"] = as_sent(at_once["task_state"])

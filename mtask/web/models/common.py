@@ -41,6 +41,11 @@ Seconds = Annotated[float, Field(ge=0, le=315_360_000, allow_inf_nan=False, desc
 Params = Annotated[Any, Field(description=f"What the handler gets. {ANY_JSON}")]
 
 
+def example(of: Mapping[str, Any]) -> ConfigDict:
+    """Return the configuration of a body or an answer that has this example in the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [dict(of)]})
+
+
 class Body(BaseModel):
     """The body of a request: it has no other members, and their types are exact."""
 
@@ -89,23 +94,24 @@ def taken(body: Body, declared: Any) -> Any:
     return {name: getattr(body, name) for name in declared.__annotations__ if name in type(body).model_fields}
 
 
-class ProblemDocument(BaseModel):
+class OpenAnswer(BaseModel):
+    """An answer that may have further members."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+
+class ProblemDocument(OpenAnswer):
     """An error (RFC 9457). `type` names the kind of error; further members tell of its details."""
 
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [
-                {
-                    "type": "/v1/problems/task-not-found",
-                    "title": "No task has this name and key.",
-                    "status": 404,
-                    "detail": "there is no task send_email:welcome/42. Check name and key; a task may also have "
-                    "expired by its retention.",
-                    "task_id": "send_email:welcome/42",
-                }
-            ]
-        },
+    model_config = example(
+        {
+            "type": "/v1/problems/task-not-found",
+            "title": "No task has this name and key.",
+            "status": 404,
+            "detail": "there is no task send_email:welcome/42. Check name and key; a task may also have "
+            "expired by its retention.",
+            "task_id": "send_email:welcome/42",
+        }
     )
 
     type: str
@@ -118,12 +124,6 @@ class Removed(BaseModel):
     """Whether something was removed."""
 
     removed: bool
-
-
-class OpenAnswer(BaseModel):
-    """An answer that may have further members."""
-
-    model_config = ConfigDict(extra="allow", populate_by_name=True)
 
 
 class ProblemKind(BaseModel):

@@ -7,10 +7,36 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.arguments.publish import OwnArguments, PublishManyArguments, WorkArguments
-from mtask.features.callbacks.rest import CallbackBody
+from mtask.features.callbacks.rules import check_callback
 from mtask.features.gathering.client import CallArguments
-from mtask.web.models.common import Body, Params, ProblemDocument, taking
-from mtask.web.schemas import Key, Name, Options, Tenant
+from mtask.kernel.document.parts import MAX_URL, SECRET_PATTERN, Callback, Told
+from mtask.web.models.common import Body, Params, ProblemDocument, example, taking
+from mtask.web.schemas import Key, Name, Options, Tenant, says
+
+
+class CallbackBody(Body):
+    """Who is told of the end of a task."""
+
+    model_config = example({"url": "https://hooks.example.com/mtask"})
+
+    url: Annotated[
+        str,
+        Field(max_length=MAX_URL),
+        says(
+            "An address that begins with https://, without user, password and fragment.",
+            pattern=r"^https?://[A-Za-z0-9.-]+(:[1-9][0-9]{0,3})?(/[!$-;=-Z_a-z~]*)?$",
+        ),
+    ]
+    on: Annotated[list[Told], says(minItems=1)] | None = Field(
+        default=None, description="The ends to tell; null: each."
+    )
+    secret: Annotated[str, says(pattern=SECRET_PATTERN)] | None = Field(
+        default=None, description="The name of the secret that signs; null: `default`."
+    )
+
+    def checked(self, tenant: str | None) -> Callback:
+        """Return the callback; raise InvalidInput. A tenant's shows its keys as it knows them, and has its secrets."""
+        return Callback.model_validate(check_callback(self.model_dump(exclude_none=True), tenant))
 
 
 @taking(WorkArguments)
@@ -39,19 +65,13 @@ class Existing(Body):
 class PutTask(TaskBody, Existing):
     """The body of `PUT /v1/tasks/{name}/{key}`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"params": {"to": "a@b.c", "subject": "hi"}, "options": {"priority": 5}}]}
-    )
+    model_config = example({"params": {"to": "a@b.c", "subject": "hi"}, "options": {"priority": 5}})
 
 
 class PublishTask(PutTask):
     """The body of `POST /v1/tasks`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"name": "send_email", "key": "welcome/42", "params": {"to": "a@b.c"}, "delay": 60}]
-        }
-    )
+    model_config = example({"name": "send_email", "key": "welcome/42", "params": {"to": "a@b.c"}, "delay": 60})
 
     name: Name
     key: Key | None = None
@@ -60,7 +80,7 @@ class PublishTask(PutTask):
 class JobBody(Body):
     """The body of `POST /jobs`, as jobber takes it: the name of the task, and its params."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"jobType": "send_email", "payload": {"to": "a@b.c"}}]})
+    model_config = example({"jobType": "send_email", "payload": {"to": "a@b.c"}})
 
     jobType: Name
     payload: Params = None
@@ -69,7 +89,7 @@ class JobBody(Body):
 class QueuedJobBody(Body):
     """The body of `POST /jobber/queue`, as jobber's README has it: the name of the task, and its params."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "send_email", "payload": {"to": "a@b.c"}}]})
+    model_config = example({"type": "send_email", "payload": {"to": "a@b.c"}})
 
     type: Name
     payload: Params = None
@@ -85,9 +105,7 @@ class BatchTask(TaskBody):
 class PublishBatch(Existing):
     """The body of `POST /v1/tasks:batch`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"tasks": [{"name": "send_email", "key": "a"}, {"name": "send_email"}]}]}
-    )
+    model_config = example({"tasks": [{"name": "send_email", "key": "a"}, {"name": "send_email"}]})
 
     tasks: Annotated[list[BatchTask], Field(min_length=1, max_length=1000)]
 
@@ -95,17 +113,13 @@ class PublishBatch(Existing):
 class PublishedTask(BaseModel):
     """The result of publishing a task."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "task_id": "send_email:welcome/42",
-                    "name": "send_email",
-                    "key": "welcome/42",
-                    "created": True,
-                    "updated": False,
-                }
-            ]
+    model_config = example(
+        {
+            "task_id": "send_email:welcome/42",
+            "name": "send_email",
+            "key": "welcome/42",
+            "created": True,
+            "updated": False,
         }
     )
 
@@ -141,7 +155,7 @@ class PublishedBatch(BaseModel):
 class PublishedJob(BaseModel):
     """The result of `POST /jobs`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"jobId": "019a5f6b1c2d4e5f60718293a4b5c6d7"}]})
+    model_config = example({"jobId": "019a5f6b1c2d4e5f60718293a4b5c6d7"})
 
     jobId: str
 
@@ -149,6 +163,6 @@ class PublishedJob(BaseModel):
 class QueuedJob(BaseModel):
     """The result of `POST /jobber/queue`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"job-id": "019a5f6b1c2d4e5f60718293a4b5c6d7"}]})
+    model_config = example({"job-id": "019a5f6b1c2d4e5f60718293a4b5c6d7"})
 
     job_id: str = Field(alias="job-id")

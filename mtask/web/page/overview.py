@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
 from mtask.web.access import Role
 from mtask.web.page import rendering
@@ -16,6 +15,7 @@ from mtask.web.page.reads import Queue, State
 from mtask.web.page.rows import queue_rows
 from mtask.web.page.views import Addresses, Visit, see
 from mtask.web.problems import Busy, MethodNotAllowed
+from mtask.web.views import EventStream
 
 addresses = Addresses()
 #: A due task that no worker has taken for this time is late.
@@ -135,27 +135,13 @@ async def live(visit: Visit) -> Response:
     stack = AsyncExitStack()
     stack.enter_context(visit.parts.rooms.pages.taken(visit.caller))
     page = await stack.enter_async_context(pulse.joined())
-    return _Stream(_written(page), stack)
+    return EventStream(_written(page), stack, rendering.SECURITY)
 
 
 async def _written(page: Page) -> AsyncIterator[str]:
     yield "retry: 1000\n\n"
     while (message := await page.next(_QUIET)) is not None:
         yield message or ": quiet\n\n"
-
-
-class _Stream(StreamingResponse):
-    """A stream. Its end, however it comes, ends the live page."""
-
-    def __init__(self, written: AsyncIterator[str], stack: AsyncExitStack) -> None:
-        headers = {**rendering.SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(written, headers=headers, media_type="text/event-stream")
-        self._stack = stack
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the messages until the page or the server ends."""
-        async with self._stack:
-            await super().__call__(scope, receive, send)
 
 
 @addresses.get_at("/charts")

@@ -14,7 +14,7 @@ from mtask.features.events.hub import Hub
 from mtask.kernel.document.options import check_option_names
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route
-from mtask.web.models.common import ProblemDocument, instant
+from mtask.web.models.common import instant
 from mtask.web.problems import MEDIA_TYPE, Forbidden
 from mtask.web.rooms import Rooms
 from mtask.web.sharing import Counts
@@ -32,19 +32,13 @@ async def _client(request: Request) -> AsyncClient:
     return client_of(client, request.scope["mtask.caller"])
 
 
-async def _hub(request: Request) -> Hub:
-    hub: Hub = request.app.state.hub
-    return hub
+def _held(name: str) -> Any:
+    """Return the dependency on something that the server holds for all requests."""
 
+    async def found(request: Request) -> Any:
+        return getattr(request.app.state, name)
 
-async def _rooms(request: Request) -> Rooms:
-    rooms: Rooms = request.app.state.rooms
-    return rooms
-
-
-async def _counts(request: Request) -> Counts:
-    counts: Counts = request.app.state.counts
-    return counts
+    return Depends(found)
 
 
 #: The options that decide when a task is removed.
@@ -52,9 +46,9 @@ _RETENTION = frozenset({"retain_success_ms", "retain_fail_ms"})
 
 TheClient = Annotated[AsyncClient, Depends(_client)]
 TheCaller = Annotated[Caller, Depends(_caller)]
-TheCounts = Annotated[Counts, Depends(_counts)]
-TheHub = Annotated[Hub, Depends(_hub)]
-TheRooms = Annotated[Rooms, Depends(_rooms)]
+TheCounts = Annotated[Counts, _held("counts")]
+TheHub = Annotated[Hub, _held("hub")]
+TheRooms = Annotated[Rooms, _held("rooms")]
 
 _REFUSALS: Mapping[int, str] = {
     400: "The address or the headers cannot be read.",
@@ -83,8 +77,6 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {status: _problem(text) for status, 
 UNCONFIRMED: dict[int | str, dict[str, Any]] = {
     202: _problem("The change is stored and in force, but a live worker has not confirmed it in time.")
 }
-#: The model that all problems have. The OpenAPI document needs one route that names it.
-PROBLEM_MODEL = ProblemDocument
 
 
 def router(tag: str) -> APIRouter:

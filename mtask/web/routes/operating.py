@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mtask.errors import DatabaseUnavailable
 from mtask.features.controls.rest import ControlEntry
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, OpenAnswer, ProblemKind
+from mtask.web.models.common import Body, OpenAnswer, ProblemKind, example
 from mtask.web.paths import Segment
 from mtask.web.problems import PATH, NotFound, kinds, slug_of, status_of, title_of
 from mtask.web.routes.common import TheClient, TheCounts, router
@@ -25,7 +25,7 @@ from mtask.web.sharing import Statistics
 class WorkerBody(Body):
     """The body of `PATCH /v1/workers/{worker_id}`. null: the number with which the worker started."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"concurrency": 20}]})
+    model_config = example({"concurrency": 20})
 
     concurrency: Slots | None
 
@@ -45,21 +45,17 @@ class StatEntry(OpenAnswer):
 class StatList(BaseModel):
     """The statistics."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
+    model_config = example(
+        {
+            "stats": [
                 {
-                    "stats": [
-                        {
-                            "queue": "mail",
-                            "name": "send_email",
-                            "status": "INIT",
-                            "count": 7,
-                            "oldest_preempt_time": "2030-12-31T23:59:00.000Z",
-                            "stuck": "no worker is live",
-                            "is_more": False,
-                        }
-                    ]
+                    "queue": "mail",
+                    "name": "send_email",
+                    "status": "INIT",
+                    "count": 7,
+                    "oldest_preempt_time": "2030-12-31T23:59:00.000Z",
+                    "stuck": "no worker is live",
+                    "is_more": False,
                 }
             ]
         }
@@ -82,20 +78,16 @@ class QueueEntry(OpenAnswer):
 class QueueList(BaseModel):
     """The queues."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
+    model_config = example(
+        {
+            "queues": [
                 {
-                    "queues": [
-                        {
-                            "queue": "mail",
-                            "counts": {"INIT": 7, "SUCCESS": 10000},
-                            "more": ["SUCCESS"],
-                            "oldest_preempt_time": "2030-12-31T23:59:00.000Z",
-                            "stuck": [],
-                            "control": None,
-                        }
-                    ]
+                    "queue": "mail",
+                    "counts": {"INIT": 7, "SUCCESS": 10000},
+                    "more": ["SUCCESS"],
+                    "oldest_preempt_time": "2030-12-31T23:59:00.000Z",
+                    "stuck": [],
+                    "control": None,
                 }
             ]
         }
@@ -130,7 +122,7 @@ class WorkerList(BaseModel):
 class Health(OpenAnswer):
     """Whether the server can work."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"status": "ok"}]})
+    model_config = example({"status": "ok"})
 
     status: str
 

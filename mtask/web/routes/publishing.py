@@ -31,14 +31,7 @@ from mtask.web.models.publishing import (
 )
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import IdempotencyKeyReused, document_of, response_of
-from mtask.web.routes.common import (
-    TheCaller,
-    TheClient,
-    check_retention,
-    checked_options,
-    router,
-    tenant_of,
-)
+from mtask.web.routes.common import TheCaller, TheClient, check_retention, checked_options, router, tenant_of
 from mtask.web.schemas import KEY
 
 routes = router("tasks")

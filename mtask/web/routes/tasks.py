@@ -18,25 +18,17 @@ from mtask.kernel.document.task import Task
 from mtask.web import views
 from mtask.web.access import Caller, Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, OpenAnswer, Params
+from mtask.web.models.common import Body, OpenAnswer, Params, example
 from mtask.web.paths import TaskKey, TaskName
 from mtask.web.problems import InvalidRequest
-from mtask.web.routes.common import (
-    TheCaller,
-    TheClient,
-    TheHub,
-    TheRooms,
-    check_retention,
-    checked_options,
-    router,
-)
+from mtask.web.routes.common import TheCaller, TheClient, TheHub, TheRooms, check_retention, checked_options, router
 from mtask.web.schemas import ETAG, Options, says
 
 
 class ChangeOptions(Body):
     """The body of `PATCH /v1/tasks/{name}/{key}`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"options": {"priority": 9}}]})
+    model_config = example({"options": {"priority": 9}})
 
     options: Annotated[Options, says(minProperties=1)]
 
@@ -44,7 +36,7 @@ class ChangeOptions(Body):
 class RetryTask(Body):
     """The body of `POST /v1/tasks/{name}/{key}:retry`. Without `params`, the task keeps its params."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"params": {"to": "a@b.c"}}]})
+    model_config = example({"params": {"to": "a@b.c"}})
 
     params: Params = None
 
@@ -90,7 +82,7 @@ class TaskList(BaseModel):
 class TaskCount(BaseModel):
     """A number of tasks. is_more: the count stopped there, and there may be more."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"count": 10000, "is_more": True}]})
+    model_config = example({"count": 10000, "is_more": True})
 
     count: int
     is_more: bool
@@ -112,24 +104,19 @@ class PositionEntry(OpenAnswer):
     start_estimate where the tenants take no turns.
     """
 
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [
-                {
-                    "task_id": "send_email:welcome/42",
-                    "status": "INIT",
-                    "ahead": 12,
-                    "is_more": False,
-                    "due_time": "2030-12-31T23:59:00.000Z",
-                    "start_estimate": "2030-12-31T23:59:30.000Z",
-                    "rate": 0.4,
-                    "reasons": [],
-                    "now": "2030-12-31T23:59:10.000Z",
-                    "tenants_ahead": None,
-                }
-            ]
-        },
+    model_config = example(
+        {
+            "task_id": "send_email:welcome/42",
+            "status": "INIT",
+            "ahead": 12,
+            "is_more": False,
+            "due_time": "2030-12-31T23:59:00.000Z",
+            "start_estimate": "2030-12-31T23:59:30.000Z",
+            "rate": 0.4,
+            "reasons": [],
+            "now": "2030-12-31T23:59:10.000Z",
+            "tenants_ahead": None,
+        }
     )
 
     task_id: str

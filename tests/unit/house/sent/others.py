@@ -13,7 +13,7 @@ from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import Plan, signed
 from mtask.features.controls import operations as controls
 from mtask.features.controls.rules import Limit
-from mtask.features.encryption.encrypt import REVISION
+from mtask.features.encryption.codec import REVISION
 from mtask.features.events import readers
 from mtask.features.events.readers import Detail, Opening
 from mtask.features.flows import doctor

@@ -16,6 +16,7 @@ from mtask.features.schedules.operations import Firing, PageEnd
 from mtask.features.schedules.rules import Pending, Plan, Schedule
 from mtask.kernel.document.parts import OwedCallback
 from mtask.kernel.document.status import TaskStatus
+from mtask.kernel.driver.operation import server_time
 from mtask.kernel.operations import publish as publishing
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import IfExists, Policy
@@ -153,7 +154,7 @@ def _schedules() -> dict[str, object]:
             document,
             Written(1),
         ),
-        "schedule time": told(schedules.server_time()),
+        "schedule time": told(server_time()),
         "schedule read": told(schedules.get("nightly")),
         "schedule tenant": told(schedules.tenant_of("nightly")),
         "schedules": told(schedules.every()),
