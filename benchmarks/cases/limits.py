@@ -118,7 +118,7 @@ def _limit(scratch: Scratch, *, concurrency: int | None = None, rate: tuple[int,
 
 
 @dataclass(frozen=True, slots=True)
-class Starts:
+class Paced:
     """The first lines of handlers in a queue with a rate, by the system's monotonic clock."""
 
     moments: Sequence[float]  #: in order
@@ -151,7 +151,7 @@ def _measure_rate(server: Server, options: Options) -> _Part:
     if count < 2 * limit:
         raise InvalidInput(f"--tasks {count}: {limit} starts a second take {2 * limit} or more.", field="tasks")
     sizes = sorted({1, _workers(options)})
-    found: dict[int, list[Starts]] = {workers: [] for workers in sizes}
+    found: dict[int, list[Paced]] = {workers: [] for workers in sizes}
     for run in range(options.runs):
         for workers in turns(sizes, run):
             server.say(f"limits: run {run + 1} of {options.runs}, a rate, {_named(workers)}")
@@ -168,7 +168,7 @@ def _measure_rate(server: Server, options: Options) -> _Part:
     )
 
 
-def _started(server: Server, workers: int, limit: int, count: int) -> Starts:
+def _started(server: Server, workers: int, limit: int, count: int) -> Paced:
     with server.scratch() as scratch:
         _limit(scratch, rate=(limit, WINDOW))
         insert_backlog(scratch, "note", count + _BEHIND * limit)
@@ -182,10 +182,10 @@ def _started(server: Server, workers: int, limit: int, count: int) -> Starts:
                 fleet.release()
                 wait_until(is_done, _PATIENCE + 4 * count / limit, f"{count:,} starts", interval=0.25)
             moments = moments_in(fleet.folder)
-            return Starts(moments, limit, WINDOW, meter.cost(len(moments)))
+            return Paced(moments, limit, WINDOW, meter.cost(len(moments)))
 
 
-def _rate_figures(workers: int, found: Sequence[Starts]) -> list[Figure]:
+def _rate_figures(workers: int, found: Sequence[Paced]) -> list[Figure]:
     name = f"rate, {_named(workers)}"
     limit = found[0].limit
     rates = [one.rate for one in found]
