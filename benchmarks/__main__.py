@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,9 +20,11 @@ from benchmarks.cases import (
     drain,
     encryption,
     flows,
+    health,
     idle,
     isolation,
     latency,
+    limits,
     metrics,
     payload,
     peers,
@@ -62,6 +64,8 @@ BENCHMARKS: dict[str, Measure] = {
     "web": web.measure,
     "start": start.measure,
     "metrics": metrics.measure,
+    "limits": limits.measure,
+    "health": health.measure,
 }
 _USUAL_TASKS = {
     "publish": publish.TASKS,
@@ -364,6 +368,47 @@ def _metrics(
     _run({"metrics": options}, Shared(uri, folder, cache_mb))
 
 
+@app.command("limits")
+def _limits(
+    tasks: Annotated[int | None, _tasks(f"Starts of each rate, and tasks of each drain. [{limits.TASKS:,}]")] = None,
+    rate: Annotated[float | None, _rate(limits.RATE, "Starts that the queue allows")] = None,
+    workers: Annotated[int | None, _workers(f"Worker processes beside one. [{limits.WORKERS}]")] = None,
+    kills: Annotated[
+        int, typer.Option("--kills", metavar="NUMBER", help="Workers killed beside each limit.", min=1)
+    ] = _USUAL.kills,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="A,B", help=f"Only these of {', '.join(limits.PARTS)}.", show_default=False),
+    ] = None,
+    window: Window = _USUAL.window,
+    uri: Uri = None,
+    runs: Runs = limits.RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """A queue with limits: the rate held, the pace, an idle worker beside it, the rescue from a killed worker."""
+    options = Options(runs, tasks, rate, workers, window=window, kills=kills, only=limits.chosen(only))
+    _run({"limits": options}, Shared(uri, folder, cache_mb))
+
+
+@app.command("health")
+def _health(
+    clients: Annotated[
+        int, typer.Option("--clients", metavar="NUMBER", help="Clients that send large bodies.", min=1, max=500)
+    ] = _USUAL.clients,
+    rate: Annotated[float | None, _rate(health.RATE, "Requests sent")] = None,
+    window: Window = health.WINDOW,
+    uri: Uri = None,
+    runs: Runs = health.RUNS,
+    folder: Folder = DEFAULT_FOLDER,
+    cache_mb: Cache = _CACHE_MB,
+    debug: Debug = False,
+) -> None:
+    """/healthz of the web server while clients send the largest bodies that it takes."""
+    _run({"health": Options(runs, rate=rate, clients=clients, window=window)}, Shared(uri, folder, cache_mb))
+
+
 @app.command("start")
 def _start(
     uri: Uri = None,
@@ -433,8 +478,8 @@ def _all(
     cache_mb: Cache = _CACHE_MB,
     debug: Debug = False,
 ) -> None:
-    """All benchmarks but `metrics` and `peers`, one after the other, on one server."""
-    sizes = {"finished": finished, "delayed": delayed, "purged": purged, "held": held, "size": size}
+    """All benchmarks but `health`, `limits`, `metrics` and `peers`, one after the other, on one server."""
+    sizes: dict[str, Any] = {"finished": finished, "delayed": delayed, "purged": purged, "held": held, "size": size}
     options = Options(runs, workers=workers, window=window, **sizes)
     counts = {name: usual if tasks is None else min(tasks, usual) for name, usual in _USUAL_TASKS.items()}
     _run({name: replace(options, tasks=count) for name, count in counts.items()}, Shared(uri, folder, cache_mb))

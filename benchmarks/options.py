@@ -22,6 +22,9 @@ class Options:
     purged: int = 200_000  #: tasks that a purge removes
     held: int = 1_000  #: tasks running at once
     window: float = 20.0  #: seconds that an idle or only pinging worker, or a web process with viewers, is observed
+    clients: int = 16  #: clients that send large bodies
+    kills: int = 20  #: workers that are killed
+    only: tuple[str, ...] = ()  #: the parts that are measured; none: all
     size: int = 10_240  #: bytes of params, and of returns
 
     def tasks_or(self, usual: int) -> int:

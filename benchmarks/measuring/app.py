@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -67,6 +68,13 @@ async def note(context: Context) -> None:
     _starts.add(context.task.key, time.monotonic())
 
 
+@app.task
+async def note_hold(context: Context, seconds: float) -> None:
+    """Note the time of this run's start by its run_id, then run for this many seconds."""
+    _starts.add(context.run_id, time.monotonic())
+    await asyncio.sleep(seconds)
+
+
 class Starts:
     """The file that says when handlers began, for all processes of one measurement."""
 
@@ -98,9 +106,33 @@ def first_starts(text: str) -> dict[str, float]:
     return found
 
 
+def moments_in(folder: Path) -> list[float]:
+    """Return all starts noted so far, the earliest first: a task that began twice has two."""
+    path = folder / STARTS
+    return moments_of(path.read_text()) if path.exists() else []
+
+
+def moments_of(text: str) -> list[float]:
+    """Return the instants of all starts, in order; a last line that is still being written is left out."""
+    return sorted(float(line.rpartition(" ")[2]) for line in text.split("\n")[:-1])
+
+
+def count_in(folder: Path) -> int:
+    """Return the number of starts noted so far."""
+    path = folder / STARTS
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def claims_path(folder: Path, pid: int) -> Path:
     """Return the file of a worker's numbers of claims."""
     return folder / f"claims-{pid}.json"
+
+
+def write_whole(path: Path, counts: Mapping[str, int]) -> None:
+    """Write a file that others see only once it is complete."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(counts))
+    draft.replace(path)
 
 
 _folder = Path(os.environ[FOLDER_VARIABLE]) if FOLDER_VARIABLE in os.environ else None
@@ -124,10 +156,7 @@ def _attach(folder: Path) -> None:
     def tell(_number: int, _frame: FrameType | None) -> None:
         parts = [worker.parts for worker in _workers]
         counts = {"won": sum(p.adoption.won_cnt for p in parts), "lost": sum(p.sender.lost_cnt for p in parts)}
-        path = claims_path(folder, os.getpid())
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(counts))
-        draft.replace(path)
+        write_whole(claims_path(folder, os.getpid()), counts)
 
     signal.signal(TELL_CLAIMS, tell)
 

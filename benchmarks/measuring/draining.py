@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -70,13 +70,14 @@ def insert_backlog(
     label: str = LABEL,
     params: Callable[[int], Any] = lambda _: None,
     delay: timedelta | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Backlog:
     """Insert `count` waiting tasks and flush them to disk. The delay counts from the database's `now`."""
 
     def documents() -> Iterator[Document]:
         for number in range(count):
             now = scratch.now + timedelta(milliseconds=number // _CALL)
-            yield raw.document(name, f"{label}/{number:07}", now, params(number), delay)
+            yield raw.document(name, f"{label}/{number:07}", now, params(number), delay, options)
 
     ids = raw.insert(scratch.tasks, documents())
     scratch.settle()
@@ -119,9 +120,10 @@ def drain_with(
     beside: Beside = nullcontext,
     app: str = APP,
     flags: Sequence[str] = (),
+    concurrency: int = DEFAULT_CONCURRENCY,
 ) -> Drained:
     """Drain it by a worker process that is ready, and starts to claim within the context that `beside` opens."""
-    with Fleet(server, scratch, is_held_back=True, app=app, more_flags=flags) as fleet:
+    with Fleet(server, scratch, concurrency=concurrency, is_held_back=True, app=app, more_flags=flags) as fleet:
         before = fleet.claims()
         with beside(), server.metered(fleet.pids) as meter:
             fleet.release()

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.measuring.app import FOLDER_VARIABLE, TELL_CLAIMS, claims_path, starts_in
+from benchmarks.measuring.counted import TELL_COMMANDS, commands_path
 from benchmarks.measuring.server import NotMeasured, Scratch, Server, wait_quiet, wait_until
 from mtask.settings import Settings
 
@@ -81,6 +82,11 @@ class Process:
         self.send(signal.SIGTERM)
         self.end()
 
+    def kill(self) -> None:
+        """End it by SIGKILL, and wait for its end."""
+        self.send(signal.SIGKILL)
+        self.end()
+
     def end(self) -> None:
         """Wait for its end; kill it if that takes too long."""
         try:
@@ -145,9 +151,21 @@ class Fleet:
         for worker in self._workers:
             worker.check()
 
-    def release(self) -> None:
-        """Let all workers claim from now on, as `mtask set-worker --concurrency` does for one worker."""
-        self._scratch.workers.update_many({}, {"$set": {"control.concurrency": self._concurrency}})
+    @property
+    def worker_ids(self) -> list[str]:
+        """The workers' ids, in the order of `pids`."""
+        return [worker.name for worker in self._workers]
+
+    def release(self, worker_ids: Iterable[str] | None = None) -> None:
+        """Let these workers, or all, claim from now on, as `mtask set-worker --concurrency` does for one worker."""
+        chosen = {} if worker_ids is None else {"_id": {"$in": list(worker_ids)}}
+        self._scratch.workers.update_many(chosen, {"$set": {"control.concurrency": self._concurrency}})
+
+    def kill(self, worker_id: str) -> None:
+        """End this worker by SIGKILL. It belongs to the fleet no longer."""
+        worker = next(worker for worker in self._workers if worker.name == worker_id)
+        self._workers.remove(worker)
+        worker.kill()
 
     def hold_back(self) -> None:
         """Let all workers claim nothing until `release`."""
@@ -163,14 +181,23 @@ class Fleet:
 
     def claims(self) -> Claims:
         """Ask all workers for the numbers of claims they have won and lost so far."""
-        paths = [claims_path(self.folder, pid) for pid in self.pids]
+        counted = self._told(TELL_CLAIMS, claims_path)
+        return Claims(sum(counts["won"] for counts in counted), sum(counts["lost"] for counts in counted))
+
+    def commands(self) -> dict[str, int]:
+        """Ask all workers for the number of commands that each has sent so far. Their app must be that of `counted`."""
+        counted = self._told(TELL_COMMANDS, commands_path)
+        return {worker_id: counts["sent"] for worker_id, counts in zip(self.worker_ids, counted, strict=True)}
+
+    def _told(self, number: signal.Signals, path_of: Callable[[Path, int], Path]) -> list[dict[str, Any]]:
+        """Send this signal to all workers, and return what each of them then writes into its file."""
+        paths = [path_of(self.folder, pid) for pid in self.pids]
         for path in paths:
             path.unlink(missing_ok=True)
         for worker in self._workers:
-            worker.send(TELL_CLAIMS)
-        wait_until(lambda: all(path.exists() for path in paths), 10.0, "the workers' own counts of their claims")
-        counted = [json.loads(path.read_text()) for path in paths]
-        return Claims(sum(counts["won"] for counts in counted), sum(counts["lost"] for counts in counted))
+            worker.send(number)
+        wait_until(lambda: all(path.exists() for path in paths), 10.0, "the workers' own counts")
+        return [json.loads(path.read_text()) for path in paths]
 
     def _are_running(self) -> bool:
         self.check()

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.cases.payload import text_of
 from benchmarks.measuring import raw
-from benchmarks.measuring.app import Starts, app, first_starts, starts_in
+from benchmarks.measuring.app import Starts, app, count_in, first_starts, moments_in, moments_of, starts_in
 from benchmarks.measuring.arrivals import latencies
 from benchmarks.measuring.bare import parts_of
 from benchmarks.measuring.fleet import Claims
@@ -49,7 +49,8 @@ def test_options_of_a_bare_document_are_those_given_and_the_defaults() -> None:
 
 
 def test_every_name_that_is_laid_in_has_a_handler() -> None:
-    assert set(app.handlers) == {"noop", "sync_noop", "echo", "hold", "note", "spin", "sync_hold", "sync_note"}
+    plain = {"noop", "echo", "hold", "note", "note_hold"}
+    assert set(app.handlers) == {*plain, "spin", "sync_noop", "sync_hold", "sync_note"}
     assert not app.handlers["sync_noop"].is_async
     assert app.handlers["noop"].is_async
 
@@ -66,12 +67,21 @@ def test_first_start_counts_where_a_task_ran_twice_and_a_line_in_the_making_does
     assert first_starts("") == {}
 
 
+def test_moments_are_those_of_all_starts_in_order() -> None:
+    assert moments_of("a/1 3.5\na/2 4.25\na/1 3.0\na/3 5.") == [3.0, 3.5, 4.25]
+    assert moments_of("") == []
+
+
 def test_noted_starts_are_read_again(tmp_path: Path) -> None:
     assert starts_in(tmp_path) == {}
+    assert moments_in(tmp_path) == []
+    assert count_in(tmp_path) == 0
     starts = Starts(tmp_path)
     starts.add("run/1", 1.25)
     starts.add("run/2", 2.5)
     assert starts_in(tmp_path) == {"run/1": 1.25, "run/2": 2.5}
+    assert moments_in(tmp_path) == [1.25, 2.5]
+    assert count_in(tmp_path) == 2
 
 
 def test_latency_is_from_the_call_to_the_start_in_ms() -> None:
