@@ -21,14 +21,13 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import workers
 from mtask.search import counts as counting
-from mtask.search.findings import Finding, Level, fail, listed, ok, rough, warn
+from mtask.search.findings import Finding, Findings, Level, count_of, examples, fail, listed, ok, rough, warn
 
 #: The longest time that a lapsed run may stay unsettled. Any live worker settles it much earlier.
 LAPSED_GRACE = timedelta(minutes=2)
 _GROUPS = 200
 KEYS_REMEDY = "Start a worker with --encryption-key-file and the right master key; its log says what it lacks."
 _EXAMPLES = 20
-Findings = Operation[list[Finding]]
 
 
 def tasks_and_workers(patience: timedelta) -> Findings:
@@ -44,7 +43,7 @@ def tasks_and_workers(patience: timedelta) -> Findings:
         [g for g in groups if now - g.oldest > patience and not _cause(g, live, holds)], live, now, holds
     )
     total = sum(group.count for group in groups)
-    all_well = ok("due tasks", f"{_tasks(total)} due, with workers for all" if total else "none waits", count=total)
+    all_well = ok("due tasks", f"{count_of(total)} due, with workers for all" if total else "none waits", count=total)
     found += waiting or [all_well]
     found += yield from _of_no_tenant(holds)
     found += yield from _lapsed()
@@ -131,7 +130,7 @@ def due_tasks(
         cause = _cause(group, live, holds)
         if cause is None:
             continue
-        count = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}"
+        count = f"{count_of(group.count)} {group.name!r} due in queue {group.queue!r}"
         message = f"{count}, waiting up to {rough(waited.total_seconds())}: {cause[0]}"
         level = Level.FAIL if waited > patience else Level.WARN
         fields = {"queue": group.queue, "name": group.name, "count": group.count, "example": group.task_id}
@@ -155,7 +154,7 @@ def _not_taken(
         reasons = waits_for(task, live, now, holds, bounds) if task else []
         if not reasons or reasons[0].until is not None or reasons[0].code in _HAS_TO_WAIT:
             continue  # a worker has taken the task meanwhile, or the task has to wait
-        waiting = f"{_tasks(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
+        waiting = f"{count_of(group.count)} {group.name!r} due in queue {group.queue!r}, waiting up to "
         is_idle = reasons[0].code in ("due", "not_taken")
         why = "live workers serve it, have free slots and don't take it" if is_idle else reasons[0].message
         if is_idle and task is not None:
@@ -247,7 +246,7 @@ def _gone(on_record: Sequence[WorkerDocument], now: datetime) -> Findings:
         if held.get(worker.worker_id):
             age = rough((now - worker.heartbeat_time).total_seconds())
             message = f"{worker.worker_id} ({worker.host}, pid {worker.pid}) has been silent for {age} and holds "
-            message += _tasks(held[worker.worker_id])
+            message += count_of(held[worker.worker_id])
             remedy = "They are preempted when their leases lapse; look into its log, or the machine's."
             found.append(warn("silent workers", message, remedy, worker_id=worker.worker_id))
     return found
@@ -267,16 +266,11 @@ def _of_no_tenant(holds: Sequence[Control]) -> Findings:
     return found
 
 
-def _tasks(count: int) -> str:
-    return f"{count} task{'s' * (count != 1)}"
-
-
 def _lapsed() -> Findings:
     lapsed = yield from diagnosis.lapsed_tasks(LAPSED_GRACE // timedelta(milliseconds=1), _EXAMPLES)
     if not lapsed:
         return [ok("leases", "no lease lapsed unnoticed")]
-    more = " or more" * (len(lapsed) == _EXAMPLES)
-    message = f"lapsed over 2 min ago, and no worker preempts or settles: {_tasks(len(lapsed))}{more}, "
-    message += f"such as {lapsed[0]['_id']}"
+    ids = [str(task["_id"]) for task in lapsed]
+    message = f"lapsed over 2 min ago, and no worker preempts or settles: {examples(ids, _EXAMPLES)}"
     remedy = "Start a worker that serves their queue and name."
-    return [fail("leases", message, remedy, task_ids=[str(task["_id"]) for task in lapsed])]
+    return [fail("leases", message, remedy, task_ids=ids)]

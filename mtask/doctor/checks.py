@@ -17,7 +17,7 @@ from mtask.kernel.document.task import SCHEMA_REVISION, SCHEMA_VERSION
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.driver.roles import role_name
 from mtask.parts import surfaces
-from mtask.search.findings import Check, Finding, Level, fail, ok, rough, warn
+from mtask.search.findings import Check, Finding, Findings, Level, fail, ok, rough, warn
 
 __all__ = ["Finding", "Level", "examine"]
 
@@ -31,7 +31,6 @@ _MAX_ID = 600
 _TITLE = re.compile(r"^mtask \w+, schema_version (\d+), revision (\d+)$")
 _RUN_INIT = "Run `mtask init`."
 Document = dict[str, Any]
-Findings = Operation[list[Finding]]
 
 
 def examine(database: str, patience: timedelta) -> Findings:

@@ -7,7 +7,7 @@ import re
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from mtask.errors import InvalidOption, MongodFailed
-from mtask.local.folder import Deadline, wait_until
+from mtask.local.folder import Deadline, folder_refused, wait_until
 from mtask.local.ownership import (
     HOST,
     KILL_TIMEOUT,
@@ -188,11 +188,7 @@ def start_refused(node: Node, error: OSError) -> MongodFailed:
             f"it cannot be executed: {error.strerror}",
             "Name a mongod for this machine: set MTASK_MONGOD to its path.",
         )
-    return MongodFailed(
-        str(node.binary),
-        f"its folder {node.folder} cannot be used: {error.strerror}",
-        "Choose a folder that this user can write to.",
-    )
+    return folder_refused(node.folder, str(node.binary), error)
 
 
 def text_from(path: Path, offset: int = 0) -> str:
@@ -323,145 +319,69 @@ class Cause(NamedTuple):
 
 def failure(remains: Remains) -> MongodFailed:
     """Return the error that names the cause and quotes the end of the log."""
-    for check in CHECKS:
-        cause = check(remains)
-        if cause is not None:
-            break
-    else:
-        cause = unknown_cause(remains)
+    cause = cause_of(remains)
     quoted = quoted_tail(remains.log) or quoted_tail(remains.output)
     return MongodFailed(str(remains.binary), cause.reason, cause.remedy, log_tail=quoted)
 
 
-def missing_library(remains: Remains) -> Cause | None:
-    """Recognize a shared library that is missing."""
-    found = re.search(r"error while loading shared libraries: ([^\s:]+)", remains.output)
-    if found is None:
-        return None
-    library = found[1]
-    package = APT_PACKAGES.get(library)
-    if package is None:
-        remedy = f"Install the system package that provides {library}, then start again."
-    else:
-        remedy = f"Install it, on Debian and Ubuntu with `apt-get install {package}`, then start again."
-    return Cause(f"the shared library {library} is missing", remedy)
-
-
-def old_system(remains: Remains) -> Cause | None:
-    """Recognize a C library that is too old for the binary."""
-    found = re.search(r"version [`'](GLIBC[A-Z]*_[\d.]+)' not found", remains.output)
-    if found is None:
-        return None
-    return Cause(
-        f"this system's C library lacks {found[1]}, which the binary needs",
-        "Use a newer system, or a mongod built for this one: set MTASK_MONGOD to its path.",
-    )
-
-
-def old_processor(remains: Remains) -> Cause | None:
-    """Recognize a processor without the instructions that the binary uses."""
-    text = remains.output + remains.log
-    if remains.exit_code not in (-signal.SIGILL, 128 + signal.SIGILL) and "Illegal instruction" not in text:
-        return None
-    return Cause(
-        "the processor lacks instructions that it uses (MongoDB 5.0 and later need AVX)",
-        "Use a machine with AVX; in a virtual machine, choose the host's CPU model. Or use a mongod built without AVX: "
-        "set MTASK_MONGOD to its path.",
-    )
-
-
-def full_disk(remains: Remains) -> Cause | None:
-    """Recognize a disk without space."""
-    if "No space left on device" not in remains.output + remains.log:
-        return None
-    return Cause(
-        f"no space is left on the disk of {remains.folder}",
-        "Free some space, 500 MB or more, or choose another folder.",
-    )
-
-
-def taken_port(remains: Remains) -> Cause | None:
-    """Recognize a port on which another process listens."""
-    if remains.exit_code != EXIT_ADDRESS_IN_USE and "Address already in use" not in remains.log:
-        return None
-    return Cause(
-        f"port {remains.port} of 127.0.0.1 is in use",
-        "End the process that listens there, then start again.",
-    )
-
-
-def taken_folder(remains: Remains) -> Cause | None:
-    """Recognize data files that another mongod uses."""
-    if remains.exit_code != EXIT_DATA_IN_USE or "DBPathInUse" not in remains.log:
-        return None
-    return Cause(
-        f"another mongod uses the data files in {remains.folder}",
-        "End that mongod, which may be in another container, or choose another folder.",
-    )
-
-
-def closed_folder(remains: Remains) -> Cause | None:
-    """Recognize a folder that cannot be written."""
-    found = re.search(r"Permission denied|Read-only file system|Operation not permitted", remains.output + remains.log)
-    if found is None:
-        return None
-    return Cause(
-        f"{found[0]} in {remains.folder}",
-        "Give this user the right to write there, or choose another folder.",
-    )
-
-
-def foreign_files(remains: Remains) -> Cause | None:
-    """Recognize data files of another MongoDB version."""
-    text = remains.log
-    if remains.exit_code != EXIT_FILES_OF_ANOTHER_VERSION and "UPGRADE PROBLEM" not in text:
-        return None
-    return Cause(
-        f"the data files in {remains.folder} are those of another MongoDB version",
-        "Run the version that wrote them: set MTASK_MONGOD to its path; or choose another folder.",
-    )
-
-
-def killed(remains: Remains) -> Cause | None:
-    """Recognize a process that the kernel or another process has killed."""
+def cause_of(remains: Remains) -> Cause:
+    """Return the reason of a failed start. The reasons that explain others come first."""
+    code, log, text = remains.exit_code, remains.log, remains.output + remains.log
+    if library := re.search(r"error while loading shared libraries: ([^\s:]+)", remains.output):
+        package = APT_PACKAGES.get(library[1])
+        what = f"Install the system package that provides {library[1]}"
+        if package is not None:
+            what = f"Install it, on Debian and Ubuntu with `apt-get install {package}`"
+        return Cause(f"the shared library {library[1]} is missing", f"{what}, then start again.")
+    if lacking := re.search(r"version [`'](GLIBC[A-Z]*_[\d.]+)' not found", remains.output):
+        return Cause(
+            f"this system's C library lacks {lacking[1]}, which the binary needs",
+            "Use a newer system, or a mongod built for this one: set MTASK_MONGOD to its path.",
+        )
+    if code in (-signal.SIGILL, 128 + signal.SIGILL) or "Illegal instruction" in text:
+        return Cause(
+            "the processor lacks instructions that it uses (MongoDB 5.0 and later need AVX)",
+            "Use a machine with AVX; in a virtual machine, choose the host's CPU model. Or use a mongod built without "
+            "AVX: set MTASK_MONGOD to its path.",
+        )
+    if "No space left on device" in text:
+        return Cause(
+            f"no space is left on the disk of {remains.folder}",
+            "Free some space, 500 MB or more, or choose another folder.",
+        )
+    if code == EXIT_ADDRESS_IN_USE or "Address already in use" in log:
+        return Cause(
+            f"port {remains.port} of 127.0.0.1 is in use",
+            "End the process that listens there, then start again.",
+        )
+    if code == EXIT_DATA_IN_USE and "DBPathInUse" in log:
+        return Cause(
+            f"another mongod uses the data files in {remains.folder}",
+            "End that mongod, which may be in another container, or choose another folder.",
+        )
+    if code == EXIT_FILES_OF_ANOTHER_VERSION or "UPGRADE PROBLEM" in log:
+        return Cause(
+            f"the data files in {remains.folder} are those of another MongoDB version",
+            "Run the version that wrote them: set MTASK_MONGOD to its path; or choose another folder.",
+        )
+    if refused := re.search(r"Permission denied|Read-only file system|Operation not permitted", text):
+        return Cause(
+            f"{refused[0]} in {remains.folder}",
+            "Give this user the right to write there, or choose another folder.",
+        )
     # When mongod crashes, it logs the signal. SIGKILL leaves no trace.
-    vanished = remains.exit_code == EXIT_DAEMON_GOT_SIGNAL and "Got signal" not in remains.log
-    if not vanished and remains.exit_code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return None
-    return Cause(
-        "it was killed while it started, perhaps by the kernel for want of memory",
-        "Look into the system's log, and free some memory: it needs about 300 MB.",
-    )
-
-
-def too_slow(remains: Remains) -> Cause | None:
-    """Recognize a start that did not end before its deadline."""
-    if remains.exit_code is not None:
-        return None
-    return Cause(
-        "it was not ready within the timeout",
-        f"Allow it more time; {remains.folder / 'mongod.log'} may say what it waits for.",
-    )
-
-
-CHECKS: tuple[Callable[[Remains], Cause | None], ...] = (
-    missing_library,
-    old_system,
-    old_processor,
-    full_disk,
-    taken_port,
-    taken_folder,
-    foreign_files,
-    closed_folder,
-    killed,
-    too_slow,
-)
-
-
-def unknown_cause(remains: Remains) -> Cause:
-    """Return the exit code as the cause, for a failure that no check recognizes."""
-    code = remains.exit_code
-    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    has_vanished = code == EXIT_DAEMON_GOT_SIGNAL and "Got signal" not in log
+    if has_vanished or code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return Cause(
+            "it was killed while it started, perhaps by the kernel for want of memory",
+            "Look into the system's log, and free some memory: it needs about 300 MB.",
+        )
+    if code is None:
+        return Cause(
+            "it was not ready within the timeout",
+            f"Allow it more time; {remains.folder / 'mongod.log'} may say what it waits for.",
+        )
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return Cause(f"it ended with {how}", f"Look into {remains.folder / 'mongod.log'}.")
 
 

@@ -30,11 +30,14 @@ class Finding:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+Findings = Operation[list[Finding]]
+
+
 class Check(NamedTuple):
     """A check of the doctor, which needs a collection."""
 
     name: str
-    examine: Callable[[], Operation[list[Finding]]]
+    examine: Callable[[], Findings]
     collection: str = "tasks"
 
 
@@ -84,6 +87,16 @@ class Reason:
 def brief(task_id: str) -> str:
     """Return an id for a reason. A key may be long."""
     return task_id if len(task_id) <= _ID_WIDTH else task_id[: _ID_WIDTH - 1] + "…"
+
+
+def count_of(count: int, *, is_more: bool = False) -> str:
+    """Return a number of tasks as text. `is_more`: the count has stopped there."""
+    return f"{count} task{'s' * (count != 1)}{' or more' * is_more}"
+
+
+def examples(ids: Sequence[str], most: int) -> str:
+    """Return the number of these tasks, of which at most `most` were looked for, with the first one."""
+    return f"{count_of(len(ids), is_more=len(ids) == most)}, such as {ids[0]}"
 
 
 def listed(names: Sequence[str], limit: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -31,22 +32,8 @@ def doctor(
     findings = client.diagnose(patience=allowed)
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if cli.is_json:
-        cli.json(
-            {
-                "database": client.database_name,
-                "healthy": not failed,
-                "findings": [
-                    {
-                        "check": finding.check,
-                        "level": str(finding.level),
-                        "message": finding.message,
-                        "remedy": finding.remedy,
-                        "fields": dict(finding.fields),
-                    }
-                    for finding in findings
-                ],
-            }
-        )
+        found = [asdict(finding) for finding in findings]
+        cli.json({"database": client.database_name, "healthy": not failed, "findings": found})
     else:
         cli.say(*_report(cli.out, findings))
         cli.say("", _summary(findings, client.database_name))

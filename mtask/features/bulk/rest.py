@@ -202,6 +202,8 @@ def _bulk(found: Bulk, caller: Caller) -> dict[str, Any]:
     }
 
 
+# --- in the background ------------------------------------------------------------------------------------
+
 logger = logging.getLogger("mtask.web")
 #: The time between two searches for bulk changes that nobody carries out, in seconds.
 _LOOK_EVERY = 30.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from rich.text import Text
 from mtask.cli import failures
 from mtask.cli.context import Cli
 from mtask.cli.options import YesFlag, command_group, is_confirmed
-from mtask.cli.output import Column, clean, iso, listing, relative
+from mtask.cli.output import Column, clean, listing, relative
 from mtask.features.encryption.vault import KeyRow
 
 _Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of the key.")]
@@ -74,13 +75,7 @@ def remove(
 
 
 def _document(row: KeyRow) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "key_id": str(row.key_id),
-        "provider": row.provider or None,
-        "create_time": None if row.create_time is None else iso(row.create_time),
-        "remove_time": None if row.remove_time is None else iso(row.remove_time),
-    }
+    return {**asdict(row), "key_id": str(row.key_id), "provider": row.provider or None}
 
 
 register = command_group(

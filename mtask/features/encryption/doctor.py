@@ -6,12 +6,10 @@ from mtask.doctor import operations as diagnosis
 from mtask.errors import DataKeyNotFound, MtaskError
 from mtask.features.encryption.cipher import Cipher
 from mtask.kernel.driver.codec import GET_CODEC
-from mtask.kernel.driver.operation import Operation
-from mtask.search.findings import Check, Finding, fail, ok, warn
+from mtask.search.findings import Check, Findings, fail, ok, warn
 
 _CHECK = "data keys"
 _MOST = 200
-Findings = Operation[list[Finding]]
 
 
 def data_keys() -> Findings:

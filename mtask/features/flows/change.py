@@ -14,8 +14,9 @@ from typing import Any
 from mtask.errors import DependencyMissing
 from mtask.features.flows import read as reading
 from mtask.features.flows import statements as flows
-from mtask.features.flows.read import BATCH, part_of, texts
+from mtask.features.flows.read import BATCH, part_of
 from mtask.features.flows.settle import change
+from mtask.features.flows.views import texts
 from mtask.kernel.document.task import MAX_STEPS
 from mtask.kernel.driver.indexes import FLOW_INDEX, HELD_INDEX, OWED_INDEX
 from mtask.kernel.driver.operation import Operation, tasks

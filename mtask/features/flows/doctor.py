@@ -18,13 +18,12 @@ from mtask.kernel.driver.stores import TASKS
 from mtask.kernel.operations import workers
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
-from mtask.search.findings import Check, Finding, fail, listed, ok, warn
+from mtask.search.findings import Check, Finding, Findings, examples, fail, listed, ok, warn
 
 #: The longest time for which a change of a step may stay untold. Any live worker tells it within seconds.
 OWED_GRACE = timedelta(minutes=1)
 _CHECK = "flows"
 _EXAMPLES = 20
-Findings = Operation[list[Finding]]
 
 
 def flows() -> Findings:
@@ -54,7 +53,7 @@ def _old_workers(old: Sequence[str]) -> list[Finding]:
 def _untold(owed: Sequence[str], *, has_worker: bool) -> list[Finding]:
     if not owed:
         return []
-    message = f"ended or changed over 1 min ago, and its dependents were not told: {_tasks(owed)}"
+    message = f"ended or changed over 1 min ago, and its dependents were not told: {examples(owed, _EXAMPLES)}"
     if has_worker:
         remedy = "Any live worker does it: look into the workers' logs."
         return [fail(_CHECK, message, remedy, task_ids=list(owed))]
@@ -64,7 +63,7 @@ def _untold(owed: Sequence[str], *, has_worker: bool) -> list[Finding]:
 def _unheld(lost: Sequence[str]) -> list[Finding]:
     if not lost:
         return []
-    message = f"WAITING, but no task holds it, so no end releases it: {_tasks(lost)}"
+    message = f"WAITING, but no task holds it, so no end releases it: {examples(lost, _EXAMPLES)}"
     return [fail(_CHECK, message, _open_anew(lost[0]), task_ids=list(lost))]
 
 
@@ -73,14 +72,14 @@ def _with_ended_holder(*, has_worker: bool) -> Findings:
     found = []
     gone = [str(row["_id"]) for row in rows if row.get("holder") is None]
     if gone:
-        message = f"WAITING for a task that was removed by hand: {_tasks(gone)}"
+        message = f"WAITING for a task that was removed by hand: {examples(gone, _EXAMPLES)}"
         remedy = "Any live worker decides on it within a minute." if has_worker else "Start a worker: it decides on it."
         found.append(warn(_CHECK, message, remedy, task_ids=gone))
     ended = [row for row in rows if row.get("holder") is not None]
     if ended:
         ids = [str(row["_id"]) for row in ended]
         holder = f"{ended[0]['held_by']} ({ended[0]['holder']})"
-        message = f"WAITING for a task that has ended and tells nobody: {_tasks(ids)}, held by {holder}"
+        message = f"WAITING for a task that has ended and tells nobody: {examples(ids, _EXAMPLES)}, held by {holder}"
         found.append(fail(_CHECK, message, _open_anew(ids[0]), task_ids=ids))
     return found
 
@@ -88,7 +87,7 @@ def _with_ended_holder(*, has_worker: bool) -> Findings:
 def _released(held: Sequence[str]) -> list[Finding]:
     if not held:
         return []
-    message = f"not WAITING, but another task holds it: {_tasks(held)}"
+    message = f"not WAITING, but another task holds it: {examples(held, _EXAMPLES)}"
     return [warn(_CHECK, message, "It runs all the same; nobody should write flow.held_by.", task_ids=list(held))]
 
 
@@ -101,11 +100,6 @@ def _headless(keys: Sequence[str]) -> list[Finding]:
 
 def _open_anew(task_id: str) -> str:
     return f"Decide on it anew: `mtask cancel {task_id}`, then `mtask retry {task_id}`."
-
-
-def _tasks(ids: Sequence[str]) -> str:
-    more = " or more" * (len(ids) == _EXAMPLES)
-    return f"{len(ids)} task{'s' * (len(ids) != 1)}{more}, such as {ids[0]}"
 
 
 CHECKS = [Check(_CHECK, flows)]

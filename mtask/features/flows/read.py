@@ -18,6 +18,7 @@ from mtask.errors import FlowNotFound, OperationFailed
 from mtask.features.flows import rules
 from mtask.features.flows import statements as flows
 from mtask.features.flows.rules import Awaited
+from mtask.features.flows.views import texts
 from mtask.kernel.document.status import FINAL, TaskStatus
 from mtask.kernel.document.task import MAX_STEPS, OnFailed
 from mtask.kernel.driver.indexes import CHILDREN_INDEX, FLOW_INDEX, HELD_INDEX, OWED_INDEX
@@ -283,11 +284,6 @@ def text_of(row: Document, name: str) -> str | None:
     """Return a field of the task's part in its flow. A malformed document may hold something other than text there."""
     value = part_of(row).get(name)
     return value if isinstance(value, str) else None
-
-
-def texts(value: Any) -> tuple[str, ...]:
-    """Return the texts of a list. A malformed document may hold anything there."""
-    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def status_of(row: Document) -> str | None:

@@ -116,12 +116,6 @@ class _Settled:
     is_crossed_off: bool = True  #: whether all marks are removed
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    further: list[str]  #: the tasks that changed so that others must be told
-    is_complete: bool  #: whether there was nothing left to tell in the end
-
-
 def _publish_owed(rows: Sequence[Document]) -> Operation[list[str]]:
     """Publish the tasks that these tasks owe: children, and next tasks. Return the tasks that ended because of it.
 
@@ -210,7 +204,7 @@ def _fail_fast(failed: Document) -> Operation[list[str]]:
     return ended
 
 
-def _tell(rows: Sequence[Document]) -> Operation[_Told]:
+def _tell(rows: Sequence[Document]) -> Operation[_Settled]:
     """Decide on the tasks that these tasks hold, and open the tasks again whose end they caused and that are not due.
 
     A row that has become stale does no harm. What is decided is read anew, and what is opened again too soon is marked.
@@ -227,19 +221,19 @@ def _tell(rows: Sequence[Document]) -> Operation[_Told]:
         ended = [row["_id"] for row in rows if status_of(row) in FINAL and not _owes(row)]
         recovered = [row["_id"] for row in rows if status_of(row) not in FAILED]
         if not (ended or recovered):
-            return _Told(further, is_complete=True)
+            return _Settled(further)
         view = {"task_state.status": 1, "flow.held_by": 1}
         rows_found = yield from newest(flows.held_or_ended_by(ended, recovered), view, HELD_INDEX)
         # A malformed document may hold a list of tasks there. Nobody can decide on it.
         found = [row for row in rows_found if text_of(row, "held_by") is not None]
         if not found:
-            return _Told(further, is_complete=True)
+            return _Settled(further)
         if former == (former := {row["_id"] for row in found}):
             break
         decided = yield from decide([row["_id"] for row in found if status_of(row) == TaskStatus.WAITING])
         further += decided.further
         further += yield from _reopen([row for row in found if status_of(row) in FAILED])
-    return _Told(further, is_complete=False)
+    return _Settled(further, is_complete=False)
 
 
 def _owes(row: Document) -> bool:

@@ -163,12 +163,12 @@ def row_of(head: Mapping[str, Any], counts: Mapping[str, int]) -> FlowRow:
 def _step_of(row: Mapping[str, Any]) -> StepState:
     task_id, run = str(row["_id"]), _run_of(row.get("run"))
     fail_reason = row["run"].get("fail_reason") if run is not None else None
-    ancestors = _texts(row.get("ancestors"))
+    ancestors = texts(row.get("ancestors"))
     return StepState(
         task_id=task_id,
         step=_text(row.get("step")) or task_id,
         status=str(row.get("status")),
-        after=_texts(row.get("after")),
+        after=texts(row.get("after")),
         on_failed=_text(row.get("on_failed")) or "cancel",
         parent=ancestors[-1] if ancestors else None,
         held_by=_text(row.get("held_by")),
@@ -204,7 +204,8 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a list. A malformed document may hold anything there."""
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from mtask.doctor.operations import SCAN_MS
 from mtask.kernel.document.status import FINAL
 from mtask.kernel.driver.operation import Operation, tasks
-from mtask.search.findings import Check, Finding, fail
+from mtask.search.findings import Check, Findings, fail
 
 _CHECK = "gathered calls"
 #: The most tasks that the finding names.
 _MOST = 10_000
 
 
-def gathered() -> Operation[list[Finding]]:
+def gathered() -> Findings:
     """Look for tasks that have ended although calls wait for them."""
     left = yield from ended_before_next_round(_MOST)
     if not left:

@@ -146,7 +146,7 @@ class Channel:
     def open(self) -> None:
         """Pass each message on from now on."""
         self._is_reading = True
-        self._loop.add_reader(self._socket, self._read)
+        self._loop.add_reader(self._socket, self._receive)
 
     def send(self, message: Message) -> None:
         """Send a message. If the other end is gone, the message is dropped: whoever waits learns of that elsewhere."""
@@ -198,9 +198,6 @@ class Channel:
         if self._is_writing:
             self._is_writing = False
             self._loop.remove_writer(self._socket)
-
-    def _read(self) -> None:
-        self._receive()
 
     def _receive(self) -> bool:
         """Receive a part of what has arrived, and pass the complete messages on; return whether more may be there."""
