@@ -143,7 +143,7 @@ class Assembly:
             transactions=transactions,
             on_progress=pinger.expedite,
             values=self.values,
-            operations=RunOperations(self.connections.handlers, app.handlers),
+            operations=RunOperations(self.connections.handlers, app.handlers, relays.RELAYS),
         )
         isolated = None if app.tracer is None else app.tracer.isolated
         caller = Caller(Surroundings(context, RunCall, around.run, isolated), hooks.executions, keeper)

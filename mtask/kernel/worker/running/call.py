@@ -20,6 +20,7 @@ from mtask.kernel.driver import connect
 from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.operation import Operation, T
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.operations.relays import Relay
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger
@@ -219,7 +220,8 @@ _STOPPED = "the worker has stopped"
 class RunOperations:
     """Runs the operations of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler], relays: Sequence[Relay]) -> None:
+        """`relays` settle what ends because of what a handler does."""
         self._stores = stores
         self.handlers = handlers
 
@@ -246,6 +248,7 @@ class RunOperations:
 class HandlerStores:
     """Two stores, one for async and one for sync handlers. The first transaction of each kind opens its store.
 
+        self.relays = relays
     The statements in a handler's transaction may take long. They use a connection pool of their own, so they take no
     connection away from claims, pings and finishes. The worker's time limits do not apply to these statements.
     """
