@@ -146,7 +146,9 @@ class Assembly:
             operations=RunOperations(self.connections.handlers, app.handlers, relays.RELAYS),
         )
         isolated = None if app.tracer is None else app.tracer.isolated
-        caller = Caller(Surroundings(context, RunCall, around.run, isolated), hooks.executions, keeper)
+        caller = Caller(
+            Surroundings(context, RunCall, around.run, isolated), transactions.leave, hooks.executions, keeper
+        )
         runner = Runner(scope, pinger, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(_QUEUE_CAPACITY, 4 * self.options.concurrency)

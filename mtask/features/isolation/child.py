@@ -138,7 +138,7 @@ class Child:
             values=self._started.values,
             operations=operations,
         )
-        self._caller = Caller(Surroundings(context, RunCall, app.around.run), keeper=self._lines)
+        self._caller = Caller(Surroundings(context, RunCall, app.around.run), transactions.leave, keeper=self._lines)
         gc.collect()
         gc.freeze()
         self._channel.send({"kind": "ready"})
