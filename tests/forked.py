@@ -32,7 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The first letters of the variables that take effect when a process starts: preloaded libraries, and their clock.
 _FROM_START = ("LD_", "DYLD_", "FAKETIME")
 #: What workers import only after they have read their flags, and the app of most tests.
-_IMPORTED = ("mtask.cli.workers.serving", "mtask.features.isolation.pool", "tests.acceptance.app")
+_IMPORTED = (
+    *("mtask.cli.workers.command", "mtask.cli.workers.serving", "mtask.features.isolation.pool"),
+    "tests.acceptance.app",
+)
 #: Time limit for an answer of the forking process, in seconds.
 _ANSWER = 60.0
 

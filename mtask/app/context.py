@@ -92,7 +92,7 @@ class Transaction:
     The `with` statement provides a session for the handler's own writes. At the end of the block, the worker checks the
     lease, writes the run's SUCCESS in the same transaction, and commits. After LeaseLost or TransactionConflict,
     nothing is written: neither the handler's writes nor the SUCCESS. To write nothing, raise an exception in the block.
-    A handler that ends the transaction itself gets a RuntimeError.
+    A handler that ends the transaction itself gets a RuntimeError. One that returns inside of the block fails.
     """
 
     def __init__(self, run: RunT, transactions: Transactions[RunT]) -> None:

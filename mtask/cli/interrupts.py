@@ -1,4 +1,4 @@
-"""Ends commands on SIGINT and similar signals, without a deadlock.
+"""Ends commands on SIGINT and similar signals, without a deadlock; and a worker that has not started yet.
 
 A signal handler may raise an exception between any two steps of the main thread: also after a `with lock:` has taken
 the lock, and before it can release it. Who takes that lock next waits forever.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from mtask.cli.failures import INTERRUPTED
 
@@ -95,3 +96,63 @@ def ending(patience: timedelta = PATIENCE) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# --- leaving ---------------------------------------------------------------------------------------------
+
+# A worker that has not started yet has nothing to hand back: a signal ends its process at once, as after a stop.
+
+
+class _Leaving:
+    """Exits with 0 on a signal. A process that was forked meanwhile ends by the signal itself."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.former: dict[int, Any] = {}
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):  # the signal may have come amid a write
+                    stream.flush()
+        finally:
+            os._exit(0)
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP end this process with 0 in the block, until `taking_over` puts others in charge.
+
+    A process under `nohup` ignores SIGHUP as before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    leave = _Leaving()
+    for number in _SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            leave.former[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for left, handler in leave.former.items():
+            if signal.getsignal(left) is leave:
+                signal.signal(left, handler)
+
+
+@contextmanager
+def taking_over() -> Iterator[None]:
+    """Put back the handlers from before `leaving`, so that the block can install others. No signal comes in between."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if isinstance(handler, _Leaving):
+                signal.signal(number, handler.former[number])
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -93,7 +93,7 @@ def workers_of(documents: Iterable[Mapping[str, Any]]) -> list[WorkerDocument]:
 
 
 def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
-    """Return the rows of the statistics, without those of documents that lack a queue, a name or a status.
+    """Return the rows of the statistics, sorted, without those of documents that lack a queue, a name or a status.
 
     Such documents are malformed: no worker serves them, and `mtask doctor` names them.
     """
@@ -103,7 +103,7 @@ def stats_of(rows: Iterable[Mapping[str, Any]]) -> list[StatRow]:
         if isinstance(queue, str) and isinstance(name, str) and isinstance(status, str):
             oldest, is_more = _instant(row["oldest_preempt_time"]), row.get("is_more", False)
             found.append(StatRow(queue, name, status, row["count"], oldest, is_more=is_more))
-    return found
+    return sorted(found, key=lambda row: (row.queue, row.name, row.status))
 
 
 def _instant(value: Any) -> datetime | None:

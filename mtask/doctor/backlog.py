@@ -69,8 +69,13 @@ def stats(most: int | None = None, tenant: str | None = None) -> Operation[list[
 
 def _due_groups() -> Operation[list[DueGroup]]:
     rows = yield from diagnosis.due_groups(_GROUPS)
-    # A preemption time that is no instant makes a task malformed. Another check reports such tasks.
-    return [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime)]
+    # A preemption time that is no instant, or a queue or a name that is no text, makes a task malformed. Another check
+    # reports such tasks.
+    return [DueGroup.of(row) for row in rows if isinstance(row["oldest"], datetime) and _has_texts(row["_id"])]
+
+
+def _has_texts(key: Mapping[str, Any]) -> bool:
+    return isinstance(key.get("queue"), str) and isinstance(key.get("name"), str)
 
 
 def stuck() -> Operation[dict[tuple[str, str], str]]:
@@ -106,8 +111,8 @@ class DueGroup:
         key = row["_id"]
         named = key.get("worker_ids")
         return cls(
-            queue=str(key.get("queue")),
-            name=str(key.get("name")),
+            queue=key["queue"],
+            name=key["name"],
             worker_ids=[str(worker_id) for worker_id in named] if isinstance(named, list) else [],
             count=row["count"],
             oldest=row["oldest"],

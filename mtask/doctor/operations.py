@@ -257,7 +257,7 @@ def held_by(worker_ids: Sequence[str]) -> Operation[dict[str, int]]:
         {"$group": {"_id": f"${filters.RUNS}.worker_id", "count": {"$sum": 1}}},
     ]
     rows = yield tasks("rows", stages, maxTimeMS=SCAN_MS)
-    return {row["_id"]: row["count"] for row in rows}
+    return {row["_id"]: row["count"] for row in rows if isinstance(row["_id"], str)}
 
 
 def overdue_expiry(grace_ms: int) -> Operation[int]:

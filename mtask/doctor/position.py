@@ -229,6 +229,8 @@ TENANT_QUERIES, TENANT_KEYS = 128, 25
 _PRIORITY, _WORKERS = "task_option.priority", "task_option.specific_worker_ids"
 _ORDER = {_PRIORITY: -1, NEXT: 1}
 _TIME = NEXT.rpartition(".")[2]
+#: A condition by field also matches values inside arrays, which only malformed documents hold.
+_NO_ARRAY: Filter = {"$not": {"$type": "array"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,7 @@ class _Counting:
         highest = yield tasks("find", matched, {_PRIORITY: 1}, sort=[(_PRIORITY, -1)], limit=1, hint=hint)
         if not highest:
             return
-        spread = _spread(highest[0]["task_option"]["priority"], self._standing.priority)
+        spread = _spread(_within(highest[0], "task_option", "priority"), self._standing.priority)
         seeks = 2 * self._ranges * (spread + 1)
         if seeks <= _SEEKS:
             # Within each priority, the due tasks are one range of the index. The server seeks from range to range.
@@ -441,14 +443,14 @@ def first_of_tenants(queue: str, now: datetime) -> Operation[dict[str, tuple[flo
     for _ in range(TENANT_QUERIES):
         found = yield tasks(
             "find",
-            {"queue": queue, "tenant": {"$exists": True, "$gt": last}, NEXT: {"$exists": True}},
+            {"queue": queue, "tenant": {"$exists": True, "$gt": last, **_NO_ARRAY}, NEXT: {"$exists": True}},
             {"_id": 0, "tenant": 1, _PRIORITY: 1, NEXT: 1},
             sort=[("tenant", 1), (_PRIORITY, -1), (NEXT, 1)],
             limit=TENANT_KEYS,
             hint=TURNS_INDEX,
         )
         for document in found:
-            priority, time = document["task_option"].get("priority"), document["task_state"][_TIME]
+            priority, time = _within(document, "task_option", "priority"), _within(document, "task_state", _TIME)
             if isinstance(priority, int | float) and isinstance(time, datetime) and time <= now:
                 first.setdefault(document["tenant"], (-priority, time))
         if len(found) < TENANT_KEYS:
@@ -469,7 +471,7 @@ def finished_lately(queue: str, names: Sequence[str]) -> Operation[list[datetime
         limit=_SAMPLE,
         hint=STATUS_INDEX,
     )
-    times = [document["task_state"].get("finish_time") for document in found if document.get("queue") == queue]
+    times = [_within(document, "task_state", "finish_time") for document in found if document.get("queue") == queue]
     return [time for time in times if isinstance(time, datetime)]
 
 
@@ -494,3 +496,9 @@ def start_of(due: datetime, ahead: int, per_second: float | None, now: datetime)
         return None
     # If the task is due only later, the tasks ahead of it are done meanwhile.
     return max(begin, now + timedelta(seconds=min(ahead / per_second, _LATELY.total_seconds() * 10_000)))
+
+
+def _within(document: Mapping[str, Any], outer: str, name: str) -> Any:
+    """Return a field inside a field. A malformed document may hold anything in the outer one: then return None."""
+    part = document.get(outer)
+    return part.get(name) if isinstance(part, Mapping) else None

@@ -144,10 +144,12 @@ class Assembly:
             transactions=transactions,
             on_progress=pinger.expedite,
             values=self.values,
-            operations=RunOperations(self.connections.handlers, app.handlers),
+            operations=RunOperations(self.connections.handlers, app.handlers, relays.RELAYS),
         )
         isolated = None if app.tracer is None else app.tracer.isolated
-        caller = Caller(Surroundings(context, RunCall, around.run, isolated), hooks.executions, keeper)
+        caller = Caller(
+            Surroundings(context, RunCall, around.run, isolated), transactions.leave, hooks.executions, keeper
+        )
         runner = Runner(scope, pinger, finisher, caller, successes)
         room = self._room(executors)
         capacity = max(QUEUE_CAPACITY, 4 * self.options.concurrency)

@@ -24,6 +24,8 @@ _SEEKS = 200
 FEW = 200
 _FINISHED = "task_state.finish_time"
 _PRIORITY, _WORKERS = "task_option.priority", "task_option.specific_worker_ids"
+#: A condition by field also matches values inside arrays, which only malformed documents hold.
+_NO_ARRAY: Document = {"$not": {"$type": "array"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def _finished(status: TaskStatus) -> Operation[dict[str, int]]:
     ranges = {"queue": {"$gte": ""}, STATUS: status.value, _FINISHED: {"$gte": FIRST_TIME}}
     stages = [{"$match": ranges}, {"$group": {"_id": "$queue", "count": {"$sum": 1}}}]
     rows = yield from by_index(tasks("rows", stages, hint=FINISHED_INDEX))
-    return {row["_id"]: row["count"] for row in rows}
+    return {row["_id"]: row["count"] for row in rows if isinstance(row["_id"], str)}
 
 
 def _firsts() -> Operation[dict[str, Document]]:
@@ -97,7 +99,7 @@ def _firsts() -> Operation[dict[str, Document]]:
     view = {"_id": 0, "queue": 1, _WORKERS: 1, _PRIORITY: 1, NEXT: 1}
     after = ""
     while True:
-        beyond = {"queue": {"$gt": after}, NEXT: {"$gte": FIRST_TIME}}
+        beyond = {"queue": {"$gt": after, **_NO_ARRAY}, NEXT: {"$gte": FIRST_TIME}}
         call = tasks("find", beyond, view, sort=[("queue", 1)], limit=1, hint=DISCOVERY_INDEX)
         rows = yield from by_index(call)
         if not rows:
@@ -136,7 +138,8 @@ def _is_sound(first: Document) -> bool:
 
 def _highest(queue: str, below: Document) -> Operation[Document | None]:
     """Return the earliest task of the highest priority in a range."""
-    level = {"queue": queue, _WORKERS: [], _PRIORITY: below, NEXT: {"$gte": FIRST_TIME}}
+    level: Document = {"queue": queue, _WORKERS: [], _PRIORITY: {**below, **_NO_ARRAY}, NEXT: {"$gte": FIRST_TIME}}
+    level |= {"task_option": _NO_ARRAY, "task_state": _NO_ARRAY}
     view, sort = {"_id": 0, _PRIORITY: 1, NEXT: 1}, [(_PRIORITY, -1), (NEXT, 1)]
     rows = yield from by_index(tasks("find", level, view, sort=sort, limit=1, hint=DISCOVERY_INDEX))
     return rows[0] if rows else None

@@ -156,7 +156,8 @@ def _by_status(asked: Asked, statuses: set[TaskStatus], names: Sequence[str]) ->
 def statistics(most: int) -> Operation[list[dict[str, Any]]]:
     """Count the tasks by queue, name and status, as `queries.statistics` does, but at most `most` of each status.
 
-    If a status has more tasks, its rows have `is_more`.
+    If a status has more tasks, its rows have `is_more`. A malformed document that holds several statuses in an array is
+    in no count.
     """
     group = {
         "_id": {"queue": "$queue", "name": "$name", "status": "$task_state.status"},
@@ -169,4 +170,4 @@ def statistics(most: int) -> Operation[list[dict[str, Any]]]:
         rows = yield from by_index(tasks("rows", stages, hint=STATUS_INDEX))
         is_more = sum(row["count"] for row in rows) > most
         found += [{**row, "is_more": is_more} for row in rows]
-    return sorted(found, key=lambda row: tuple(str(row["_id"].get(part)) for part in ("queue", "name", "status")))
+    return found

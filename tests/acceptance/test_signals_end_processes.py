@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -111,3 +112,50 @@ def test_worker_under_nohup_goes_on_without_its_terminal(stage: Stage) -> None:
         stage.open_gate()
         assert [run["status"] for run in runs_of(stage.wait_status(task_id, "SUCCESS"))] == ["SUCCESS"]
         stage.wait_status(stage.client.publish("noop", key="afterwards").task_id, "SUCCESS")
+
+
+# --- before the start -----------------------------------------------------------------------------------------
+
+
+def starting(app: str, *flags: str) -> subprocess.Popen[str]:
+    """Start a worker that gets no further than its test lets it."""
+    command = [sys.executable, "-m", "mtask.cli.worker", app, "--worker-id", "A", *flags]
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, cwd=ROOT, **piped)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("flags", [(), ("--processes", "2")], ids=["worker", "supervisor"])
+def test_signal_while_the_app_is_imported_ends_the_process_in_order(
+    stage: Stage, number: signal.Signals, flags: Sequence[str]
+) -> None:
+    where = ("--uri", stage.worker_uri, "--database", stage.database)
+    with starting("tests.acceptance.slow_app:app", *where, *flags) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "importing\n"
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == 0
+            _, err = process.communicate()
+        finally:
+            process.kill()
+    assert err == ""
+    assert stage.worker_document("A") is None
+
+
+def test_signal_while_the_database_is_silent_ends_the_worker_in_order() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        # The driver would wait for an answer for longer than the test.
+        waits = f"connectTimeoutMS={round(4_000 * PATIENCE)}&serverSelectionTimeoutMS={round(4_000 * PATIENCE)}"
+        uri = f"mongodb://127.0.0.1:{server.getsockname()[1]}/?{waits}"
+        with starting("tests.acceptance.app:app", "--uri", uri) as process:
+            try:
+                with server.accept()[0]:
+                    process.send_signal(signal.SIGTERM)
+                    assert process.wait(PATIENCE) == 0
+                    _, err = process.communicate()
+            finally:
+                process.kill()
+    assert "worker stopped before its start" in err
+    assert "Traceback" not in err

@@ -70,6 +70,12 @@ CHILD_MUTATIONS = (
         (f"{_STEPWISE}::test_a_child_that_is_published_after_the_failure_of_its_flow_is_canceled",),
     ),
     Mutation(
+        "ends-by-a-handler-told-later",
+        "What ends because of a handler that adds children is told by a later scan alone.",
+        (Edit(_CHILDREN, "_append", "settle(relays,", "settle(relays[:1],"),),
+        (f"{_STEPWISE}::test_ends_that_follow_while_children_are_added_are_told_at_once",),
+    ),
+    Mutation(
         "next-in-the-short-statement",
         "A short statement finishes a task, and its next task is lost.",
         (Edit("mtask/kernel/operations/claim.py", "finish", "and not goes_on", ""),),

@@ -66,10 +66,22 @@ PROCESS_MUTATIONS = (
         (f"{_TRANSACTIONS}::test_handler_that_ends_its_transaction_itself_fails[abort_transaction-plain]",),
     ),
     Mutation(
+        "open-transaction-succeeds",
+        "A handler that returns inside of its transaction's block is SUCCESS without its writes.",
+        (Edit("mtask/kernel/worker/running/call.py", "Caller._end_transaction", "called.raised is None", "False"),),
+        (f"{_TRANSACTIONS}::test_handler_that_does_not_leave_its_transaction_fails_and_holds_up_nobody[plain]",),
+    ),
+    Mutation(
+        "open-transaction-stays-open",
+        "A transaction that a handler has left open keeps what it has written locked.",
+        (Edit("mtask/kernel/worker/running/transactions.py", "RunTransactions.leave", "await abandon()", "pass"),),
+        (f"{_TRANSACTIONS}::test_handler_that_does_not_leave_its_transaction_fails_and_holds_up_nobody[plain]",),
+    ),
+    Mutation(
         "another-transaction-succeeds",
         "A handler that begins another transaction on its session is SUCCESS without the writes of the first.",
         (Edit("mtask/kernel/worker/running/transactions.py", "RunTransactions._check_open",
-              "or transactions.number_of(session) != self._numbers[run.run_id]", ""),),
+              "or transactions.number_of(session) != number", ""),),
         (f"{_TRANSACTIONS}::test_handler_that_begins_another_transaction_on_its_session_fails[abort_transaction-plain]",),
     ),
     Mutation(

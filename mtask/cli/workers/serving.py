@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from mtask.app.app import load_app
+from mtask.cli import interrupts
 from mtask.cli.workers.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
@@ -190,7 +191,8 @@ def _serve(worker: Worker, concurrency: int) -> None:
         faulthandler.enable()
     gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     with asyncio.Runner() as runner:
-        handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
+        with interrupts.taking_over():
+            handle_ends(lambda got, _frame: worker.stop(signal.Signals(got).name))
         loop, threads = runner.get_loop(), ThreadPoolExecutor(concurrency + _MORE_THREADS, "asyncio")
         loop.set_default_executor(threads)
         run_job(loop, worker.run())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from mtask.cli import interrupts
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.process.runtime import handle_ends
 from mtask.kernel.worker.process.systemd import Service
@@ -57,7 +58,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until a signal asks to end, or until no process can be restarted; return the exit code."""
-        handle_ends(self._on_signal)
+        with interrupts.taking_over():
+            handle_ends(self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
         while True:
             self._pass_signals()

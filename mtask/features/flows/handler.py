@@ -24,6 +24,7 @@ from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import encode
 from mtask.kernel.operations.encode import RETURNS
 from mtask.kernel.operations.publish import Published
+from mtask.kernel.operations.relays import Relay
 from mtask.kernel.statements.outbox import OwedTask
 
 T = TypeVar("T")
@@ -36,6 +37,10 @@ class HandlerOperations(Protocol):
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """The handlers of the worker's app, by name."""
+
+    @property
+    def relays(self) -> Sequence[Relay]:
+        """The relays that settle what ends because of other ends."""
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation for an async handler."""
@@ -184,7 +189,8 @@ class Family:
         owed_tasks = yield from encode.owed(owed_tasks)
         yield from publish.make_room(key, run.task.id, owed_tasks)
         for batch in publish.in_batches(owed_tasks) if owed_tasks else ():
-            added |= set((yield from publish.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid)))
+            more = publish.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid, self._operations.relays)
+            added |= set((yield from more))
         return [Published(one.task_id, created=one.task_id in added, updated=False) for one in owed_tasks]
 
     def results(self) -> Results:

@@ -20,7 +20,6 @@ from mtask.errors import (
     StepExists,
     WorkersTooOld,
 )
-from mtask.features.flows import settle as settling
 from mtask.features.flows import statements
 from mtask.kernel.document.status import TaskStatus
 from mtask.kernel.document.task import MAX_STEPS, SCHEMA_VERSION, OnFailed
@@ -30,6 +29,7 @@ from mtask.kernel.driver.operation import Operation, places, tasks
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import NewTask, encoded, milliseconds
+from mtask.kernel.operations.relays import Relay, settle
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters, views
 from mtask.kernel.statements import publish as requests
@@ -281,11 +281,16 @@ def in_batches(children: Sequence[OwedTask]) -> list[list[OwedTask]]:
 
 
 def add(
-    parent_id: str, run_id: str, children: Sequence[OwedTask], is_lease_valid: Callable[[], bool]
+    parent_id: str,
+    run_id: str,
+    children: Sequence[OwedTask],
+    is_lease_valid: Callable[[], bool],
+    relays: Sequence[Relay],
 ) -> Operation[list[str]]:
     """Add these children to the parent's flow; return the ids of those that did not exist.
 
-    Children that the same parent has added before stay as they are. Raises StepExists, LeaseLost or RunCanceled.
+    Children that the same parent has added before stay as they are. `relays`: that of flows, and those that settle what
+    follows from it. Raises StepExists, LeaseLost or RunCanceled.
     """
     ids = [child.task_id for child in children]
     present = yield from _present(parent_id, ids)
@@ -293,7 +298,7 @@ def add(
     if not missing:
         return []
     added = [child.task_id for child in missing]
-    documents = yield from _append(parent_id, run_id, missing)
+    documents = yield from _append(parent_id, run_id, missing, relays)
     if not is_lease_valid():
         raise LeaseLost(parent_id, run_id)  # whoever settles the parent publishes the children
     existing = yield tasks("insert_new", documents["owed_tasks"])
@@ -303,7 +308,7 @@ def add(
     return added
 
 
-def _append(parent_id: str, run_id: str, children: Sequence[OwedTask]) -> Operation[Document]:
+def _append(parent_id: str, run_id: str, children: Sequence[OwedTask], relays: Sequence[Relay]) -> Operation[Document]:
     """Let the parent owe these children; return the part of its document that holds them."""
     ids = {child.task_id for child in children}
     guard, view = statements.may_add(parent_id, run_id), {"owed_tasks": 1, "owed_since": 1}
@@ -320,7 +325,7 @@ def _append(parent_id: str, run_id: str, children: Sequence[OwedTask]) -> Operat
             documents = [document for document in changed["owed_tasks"] if document["_id"] in ids]
             return {"owed_tasks": documents, "owed_since": changed["owed_since"]}
         yield from _explain(parent_id, run_id)
-        yield from settling.settle_all([parent_id])
+        yield from settle(relays, [parent_id])
     raise DatabaseTimeout(f"{parent_id} is changed all the time")
 
 

@@ -116,7 +116,9 @@ def counts(keys: Sequence[str]) -> Operation[dict[str, dict[str, int]]]:
     ]
     found: dict[str, dict[str, int]] = {key: {} for key in keys}
     for row in (yield from by_index(tasks("rows", stages, hint=FLOW_INDEX).within(_LONG).for_everybody())):
-        found[row["_id"]["key"]][str(row["_id"].get("status"))] = row["count"]
+        key = row["_id"].get("key")
+        if isinstance(key, str):  # a malformed document may hold a list of keys
+            found[key][str(row["_id"].get("status"))] = row["count"]
     return found
 
 
@@ -153,19 +155,15 @@ def waits(task_id: str, examples: int) -> Operation[Waits | None]:
     found = yield tasks("find_one", wanted, view)
     if found is None:
         return None
-    flow = found.get("flow") or {}
-    after, held_by = list(flow.get("after") or ()), flow.get("held_by")
+    flow = part_of(found)
+    after, held_by = list(texts(flow.get("after"))), flow.get("held_by")
     is_open = {**filters.by_ids(after), **flows.open_steps()}
     open_cnt = yield tasks("count_documents", is_open, hint="_id_")
     rows = yield tasks("find", is_open, {flows.STATUS: 1}, limit=examples, hint="_id_")
     holder = yield tasks("find_one", {"_id": {"$in": [held_by]}, "flow": {"$ne": None}}, {flows.STATUS: 1})
-    shown = {row["_id"]: _status(row) for row in [*([holder] if holder else []), *rows]}
+    shown = {row["_id"]: str(status_of(row)) for row in [*([holder] if holder else []), *rows]}
     listed = [(other, status) for other, status in shown.items() if status not in FINAL][:examples]
     return Waits(len(after), open_cnt, listed, holder is not None, found.get("owed_since"))
-
-
-def _status(row: Document) -> str:
-    return str(row["task_state"]["status"])
 
 
 # --- looking ---------------------------------------------------------------------------------------------

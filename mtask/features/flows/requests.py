@@ -41,9 +41,11 @@ def every(prefix: str | None, limit: int, tenant: str | None = None) -> Operatio
     stored = prefix if tenant is None else prefix_of(tenant) + (prefix or "")
 
     def operation() -> Operation[list[FlowRow]]:
-        heads = yield from reading.heads(stored, most)
-        counted = yield from reading.counts([head["flow"]["head"] for head in heads])
-        return [states.row_of(head, counted[head["flow"]["head"]]) for head in heads]
+        found = yield from reading.heads(stored, most)
+        # A malformed document may hold something other than text there: it begins no flow.
+        heads = {key: head for head in found if (key := reading.text_of(head, "head")) is not None}
+        counted = yield from reading.counts([*heads])
+        return [states.row_of(key, head, counted[key]) for key, head in heads.items()]
 
     return operation()
 
@@ -83,7 +85,7 @@ class WaitForFlow:
         """Look for an open step; return whether the flow has ended. Raises FlowNotFound."""
         self.is_to_look, self.looked_at = False, elapsed
         found = yield from reading.first_open(self.key)
-        self.watched = None if found is None else (str(found["_id"]), str(found["task_state"]["status"]))
+        self.watched = None if found is None else (str(found["_id"]), str(reading.status_of(found)))
         return found is None
 
     def look_again(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mtask.errors import DatabaseTimeout, DuplicateKey, OperationFailed
 from mtask.features.flows import statements as flows
+from mtask.features.flows.read import part_of
 from mtask.kernel.driver.indexes import FLOW_INDEX, UNENDED_INDEX
 from mtask.kernel.driver.operation import Operation, tasks
 from mtask.kernel.driver.stores import TASKS
@@ -99,7 +100,7 @@ def revive(keys: Sequence[str]) -> Operation[None]:
             yield from appoint_head(key)
             continue
         expiring = {"flow.key": key, "expire_time": {"$exists": True}}
-        if head["flow"].get("end_time") or (yield tasks("find_one", expiring, {"_id": 1}, hint=FLOW_INDEX)):
+        if part_of(head).get("end_time") or (yield tasks("find_one", expiring, {"_id": 1}, hint=FLOW_INDEX)):
             yield from _revive(head["_id"], key)
 
 

@@ -154,10 +154,11 @@ def counted(found: Mapping[str, int]) -> dict[str, int]:
     return {status: found[status] for status in (*known, *sorted(found.keys() - set(known))) if found.get(status)}
 
 
-def row_of(head: Mapping[str, Any], counts: Mapping[str, int]) -> FlowRow:
+def row_of(key: str, head: Mapping[str, Any], counts: Mapping[str, int]) -> FlowRow:
     """Return a flow for a list. `head` is the document of its first step."""
-    created = head.get("task_state", {}).get("create_time")
-    return FlowRow(head["flow"]["head"], str(head["_id"]), _instant(created), counted(counts))
+    state = head.get("task_state")
+    created = state.get("create_time") if isinstance(state, Mapping) else None
+    return FlowRow(key, str(head["_id"]), _instant(created), counted(counts))
 
 
 def _step_of(row: Mapping[str, Any]) -> StepState:

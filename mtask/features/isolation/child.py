@@ -49,6 +49,7 @@ from mtask.kernel.worker.running.transactions import RunTransactions, late_value
 from mtask.logs import RUN, RunMarks, first_of
 from mtask.parts.codec import codec_in
 from mtask.parts.outcomes import successes
+from mtask.parts.relays import RELAYS
 
 #: The number of new objects between two garbage collections, as in a worker.
 _GC_THRESHOLD = 10_000
@@ -128,7 +129,7 @@ class Child:
         self._successes = successes(app.handlers)
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
-        operations = RunOperations(stores, app.handlers)
+        operations = RunOperations(stores, app.handlers, RELAYS)
         context = partial(
             Context,
             worker_id=worker_id,
@@ -137,7 +138,7 @@ class Child:
             values=self._started.values,
             operations=operations,
         )
-        self._caller = Caller(Surroundings(context, RunCall, app.around.run), keeper=self._lines)
+        self._caller = Caller(Surroundings(context, RunCall, app.around.run), transactions.leave, keeper=self._lines)
         gc.collect()
         gc.freeze()
         self._channel.send({"kind": "ready"})

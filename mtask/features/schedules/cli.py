@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, tzinfo
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo
 
 import typer
@@ -16,10 +16,13 @@ from mtask.cli.options import YesFlag, command_group, is_confirmed
 from mtask.cli.output import Column, clean, compact, iso, listing, moment, relative
 from mtask.errors import InvalidInput, ScheduleNotFound
 from mtask.features.schedules.client import TIMES, TimesArguments, When
-from mtask.features.schedules.rules import Schedule
+from mtask.features.schedules.rules import Schedule, ScheduleState
 from mtask.features.schedules.triggers import Cron
 from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.driver.extended_json import extended
+
+if TYPE_CHECKING:
+    from mtask.client.sync import Client
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.", show_default=False)]
 
@@ -171,11 +174,24 @@ def show(cli: Cli, schedule_id: _Id) -> None:
         ("paused", "yes" if schedule.paused else None),
         ("next", None if state.next_fire_time is None else _at(schedule, state.next_fire_time, now)),
         ("last", None if state.last_fire_time is None else _at(schedule, state.last_fire_time, now)),
-        ("last task", state.last_task_id),
+        ("last task", _last_task(client, state)),
         ("fired", f"{state.fired_cnt:,}" + (f", {state.skipped_cnt:,} skipped" if state.skipped_cnt else "")),
         ("made by", "the app that declares it" if schedule.source == "app" else "a client"),
     ]
     cli.say(*(Text(f"{label:<10}{clean(text)}") for label, text in lines if text is not None))
+
+
+def _last_task(client: Client, state: ScheduleState) -> str | None:
+    """Return the task of the last firing, and whether somebody else has published it."""
+    task_id, fired = state.last_task_id, state.last_fire_time
+    if task_id is None or fired is None:
+        return task_id
+    try:
+        found = client.get_many([task_id], fields=["status"]).tasks.get(task_id)
+    except InvalidInput:  # somebody has written something else there
+        return task_id
+    is_taken = found is not None and found.create_time is not None and found.create_time < fired
+    return f"{task_id}, published before the firing by somebody else" if is_taken else task_id
 
 
 def _at(schedule: Schedule, instant: datetime, now: datetime) -> str:

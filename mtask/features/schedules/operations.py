@@ -11,18 +11,20 @@ process takes the second step. Because of the keys, each firing still publishes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from mtask.database import setup
-from mtask.errors import DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound
+from mtask.errors import DatabaseError, DuplicateKey, OperationFailed, ScheduleExists, ScheduleNotFound
 from mtask.features.schedules.rules import Pending, Plan, Schedule
 from mtask.kernel.document.options import MAX_COUNT
 from mtask.kernel.document.status import FINAL
 from mtask.kernel.driver.operation import Operation, command, for_everybody, schedules, server_time, tasks
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements import expressions as x
+from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
 
 Document = dict[str, Any]
@@ -267,13 +269,17 @@ def advance(schedule: Schedule, plan: Plan, firings: Sequence[Firing]) -> Operat
     return made if result.matched_count else None
 
 
-def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
+def publish(schedule_id: str, firings: Sequence[Firing], since: datetime | None = None) -> Operation[list[Firing]]:
     """Publish the tasks of those firings that are still pending, and remove the firings from the list.
+
+    Return the firings that have published nothing, because somebody else had published a task under their keys. `since`
+    is a time at which none of the firings was pending. Without it, their own times stand for it.
 
     The server checks that a firing is pending while it inserts the task. This matters if this process was frozen:
     another process may have published the task, and the task may have been finished and removed since. Because of the
     check, the task is not published again.
     """
+    taken: list[Firing] = []
     for start in range(0, len(firings), _AT_ONCE):
         group = firings[start : start + _AT_ONCE]
         # Read concern "local" reads the newest state. Another process may just have removed firings from the list.
@@ -288,6 +294,25 @@ def publish(schedule_id: str, firings: Sequence[Firing]) -> Operation[None]:
         times = [firing.pending.fire_time for firing in group]
         crossed_off = {"$pull": {_PENDING: {"fire_time": {"$in": times}}}, "$inc": {"revision": 1}}
         yield schedules("update_one", {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}, crossed_off)
+        with suppress(DatabaseError):  # the firings are made
+            taken += yield from _taken(group, since)
+    return taken
+
+
+def _taken(firings: Sequence[Firing], since: datetime | None) -> Operation[list[Firing]]:
+    """Return those of these firings whose tasks were there before them. Tasks of firings are made later."""
+    before = {firing.task.task_id: since or firing.pending.fire_time for firing in firings}
+    is_older = {"task_state.create_time": {"$lt": max(before.values())}}
+    found = yield tasks("find", {**filters.by_ids([*before]), **is_older}, {"task_state.create_time": 1}, hint="_id_")
+    created = {document["_id"]: document["task_state"] for document in found}
+    states = [(firing, created.get(firing.task.task_id)) for firing in firings]
+    return [firing for firing, state in states if _is_before(state, before[firing.task.task_id])]
+
+
+def _is_before(state: Any, instant: datetime) -> bool:
+    """Whether a task with this state was created before an instant. A malformed document may hold anything."""
+    created = state.get("create_time") if isinstance(state, dict) else None
+    return isinstance(created, datetime) and created < instant
 
 
 #: The fields that a schedule passes on to its tasks as they are.

@@ -205,7 +205,7 @@ class Scheduler(Part):
             # The firings are computed in a thread, because this may take a second for a rare trigger or for the firings
             # of years.
             planned = await runtime.to_thread(self._planned_all, batch, now)
-            for fired in await asyncio.gather(*(self._fire(*each) for each in zip(batch, planned, strict=True))):
+            for fired in await asyncio.gather(*(self._fire(*each, now) for each in zip(batch, planned, strict=True))):
                 present = now + timedelta(seconds=monotonic() - read_at)
                 for firing in fired:
                     self._meter.fired((present - firing.pending.fire_time).total_seconds())
@@ -238,8 +238,11 @@ class Scheduler(Part):
             moments.append(state.next_fire_time)
         return min((moment - now).total_seconds() for moment in moments) + behind if moments else _READ_AGAIN
 
-    async def _fire(self, schedule: Schedule, planned: _Planned | Exception) -> Sequence[Firing]:
-        """Complete the firings of a schedule that were begun, or make the firings that are due; return those made."""
+    async def _fire(self, schedule: Schedule, planned: _Planned | Exception, read_at: datetime) -> Sequence[Firing]:
+        """Complete the firings of a schedule that were begun, or make the firings that are due; return those made.
+
+        `read_at`: the server's time at which the schedule was as it is here.
+        """
         made: Sequence[Firing] = ()
         try:
             if isinstance(planned, Exception):
@@ -253,7 +256,7 @@ class Scheduler(Part):
                 return ()
             made = published
             self._note_advanced(schedule, planned.made, published)
-            await self._publish(schedule, published)
+            await self._publish(schedule, published, read_at)
         except DatabaseUnavailable as error:
             logger.warning(
                 "schedule not fired, will be tried again", extra=fields(schedule_id=schedule.id, reason=told(error))
@@ -263,24 +266,33 @@ class Scheduler(Part):
             self._leave_alone(schedule.id, error)
         return made
 
-    async def _publish(self, schedule: Schedule, firings: Sequence[Firing]) -> None:
-        """Publish the tasks of these firings."""
+    async def _publish(self, schedule: Schedule, firings: Sequence[Firing], since: datetime | None = None) -> None:
+        """Publish the tasks of these firings, and warn of those that are published already. `since`: as there."""
+        for firing in await self._published(schedule, firings, since):
+            logger.warning(
+                "firing published nothing: its key was taken before",
+                extra=fields(schedule_id=schedule.id, key=firing.task.key, task=firing.task.task_id),
+            )
+
+    async def _published(
+        self, schedule: Schedule, firings: Sequence[Firing], since: datetime | None
+    ) -> Sequence[Firing]:
         if self._tracer is None or not firings:
-            await self._store.run(schedules.publish(schedule.id, firings))
-            return
+            return await self._store.run(schedules.publish(schedule.id, firings, since))
         fired = [FiredTask(one.task.task_id, one.task.name, one.task.queue, schedule.id) for one in firings]
         begun = [watch((self._tracer.fired,), one) for one in fired]
         try:
             traced = [
                 replace(one, task=replace(one.task, trace=by.trace)) for one, by in zip(firings, fired, strict=True)
             ]
-            await self._store.run(schedules.publish(schedule.id, traced))
+            taken = await self._store.run(schedules.publish(schedule.id, traced, since))
         except BaseException as error:
             for one in begun:
                 leave(one, None, error)
             raise
         for one in begun:
             leave(one, None)
+        return taken
 
     def _note_refusal(self, schedule: Schedule) -> None:
         """Note that the database has refused to advance a schedule.

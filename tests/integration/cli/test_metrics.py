@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mtask import Client
 from mtask.cli import worker
 from mtask.cli.commands import app
+from mtask.cli.workers import command as worker_command
 from mtask.cli.workers import serving as worker_start
 from mtask.errors import DatabaseUnavailable, InvalidInput
 from mtask.features.metrics import operations as tallies
@@ -289,5 +290,5 @@ def test_the_page_shows_commands_that_exist() -> None:
     for name, flags in shown:
         command = known.get_command(None, name)  # type: ignore[attr-defined]
         assert set(re.findall(r"--[\w-]+", flags)) <= {flag for each in command.params for flag in each.opts}
-    of_worker = {flag for each in typer.main.get_command(worker.cli).params for flag in each.opts}
+    of_worker = {flag for each in typer.main.get_command(worker_command.cli).params for flag in each.opts}
     assert {"--metrics-port", "--metrics-host"} <= of_worker

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from mtask import Client
+from mtask.kernel.driver.stores import SyncStore
 from tests.integration.cli.commands import Commands
 
 NIGHTLY = ("add", "nightly", "report", '{"kind": "sales"}', "--cron", "30 2 * * 1", "--timezone", "Europe/Berlin")
@@ -43,6 +44,20 @@ def test_a_schedule_lives_and_ends(mtask: Commands, client: Client) -> None:
     gone = mtask("schedule", "remove", "nightly", "--json")
     assert (gone.code, gone.error["error"]) == (4, "ScheduleNotFound")
     assert "has no schedules" in mtask.ok("schedule", "list").err
+
+
+def test_the_last_task_is_told_to_be_somebody_elses(mtask: Commands, client: Client, store: SyncStore) -> None:
+    for schedule_id in ("taken", "free"):
+        client.add_schedule(schedule_id, "report", timedelta(hours=1))
+        client.publish("report", key=schedule_id)
+        fired = client.server_time() + timedelta(hours=1 if schedule_id == "taken" else -1)
+        last = {"last_fire_time": fired, "last_task_id": f"report:{schedule_id}"}
+        stored = {f"schedule_state.{name}": value for name, value in last.items()}
+        store.collections["schedules"].update_one({"_id": schedule_id}, {"$set": stored})
+    assert "report:taken, published before the firing" in mtask.ok("schedule", "show", "taken").out
+    assert "published before" not in mtask.ok("schedule", "show", "free").out
+    client.remove("report", "taken")
+    assert "report:taken\n" in mtask.ok("schedule", "show", "taken").out
 
 
 def test_every_and_at(mtask: Commands) -> None:

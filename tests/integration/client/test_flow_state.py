@@ -490,7 +490,7 @@ def test_step_that_runs_again_waits_for_what_its_dependency_has_added(store: Syn
     part = {"key": "f", "step": "child", "after": [], "on_failed": "cancel", "ancestors": [task_id("b")]}
     fixed = {"_id": task_id("child"), "name": NAME, "key": "f/child", "queue": "default", "params": None}
     child = OwedTask({**fixed, "task_option": TaskOption().stored(), "flow": part})
-    store.run(publish.add(task_id("b"), run_id, [child], lambda: True))
+    store.run(publish.add(task_id("b"), run_id, [child], lambda: True, RELAYS))
     succeed(store, task_id("b"), run_id)
     store.run(settling.settle_all([task_id("b")]))
     assert reader.retry(NAME, "f/c").status == "WAITING"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mtask import App
-from mtask.cli.worker import cli
+from mtask.cli.workers.command import cli
 from mtask.features.logs import worker as keeper
 from mtask.features.logs.operations import MAX_RUNS
 from mtask.features.logs.rules import MAX_BYTES, MAX_TEXT

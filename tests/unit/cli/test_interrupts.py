@@ -11,7 +11,7 @@ import pytest
 _BEGIN = """
 import os, signal, threading
 from datetime import timedelta
-from mtask.cli.interrupts import Interruption, ending
+from mtask.cli.interrupts import Interruption, ending, leaving, taking_over
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -101,3 +101,49 @@ with ending():
     interrupt()
 print("went on", signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
 """) == (0, ["went on True"])
+
+
+# --- leaving --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_leaving_ends_the_process_with_0_and_its_output(number: signal.Signals) -> None:
+    assert run(f"""
+with leaving():
+    print("begun")
+    interrupt({int(number)})
+    print("not reached")
+""") == (0, ["begun"])
+
+
+def test_leaving_leaves_a_sighup_that_is_ignored_and_puts_the_handlers_back() -> None:
+    assert run("""
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with leaving():
+    interrupt(signal.SIGHUP)
+    print("ignored")
+print([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+      == [signal.default_int_handler, signal.SIG_DFL])
+""") == (0, ["ignored", "True"])
+
+
+def test_a_signal_that_comes_while_others_take_over_reaches_them() -> None:
+    assert run("""
+with leaving():
+    with taking_over():
+        interrupt(signal.SIGTERM)
+        print(signal.signal(signal.SIGTERM, lambda *_: print("taken")) == signal.SIG_DFL)
+    interrupt(signal.SIGTERM)
+print(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
+""") == (0, ["True", "taken", "taken", "True"])
+
+
+def test_process_that_is_forked_before_the_start_ends_by_its_signal() -> None:
+    assert run("""
+with leaving():
+    child = os.fork()
+    if not child:
+        interrupt(signal.SIGTERM)
+        os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""") == (0, ["-15"])

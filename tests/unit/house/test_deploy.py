@@ -20,7 +20,7 @@ import yaml
 
 from mtask.cli import health
 from mtask.cli.commands import app as mtask_app
-from mtask.cli.worker import cli as worker_app
+from mtask.cli.workers.command import cli as worker_app
 from mtask.health import MAX_AGE
 from mtask.kernel.worker.process.health import INTERVAL
 from mtask.kernel.worker.process.worker import _CANCEL_GRACE, _LAST_WRITES

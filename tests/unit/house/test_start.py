@@ -39,7 +39,7 @@ from mtask.cli.main import run
 assert run(["--help"]) == 0
 {_MODULES}
 """
-_WORKER_VERSION = _VERSION.replace("mtask.cli.main import run", "mtask.cli.worker import cli").replace(
+_WORKER_VERSION = _VERSION.replace("mtask.cli.main import run", "mtask.cli.workers.command import cli").replace(
     'sys.exit(run(["--version"]))', 'cli(["--version"])'
 )
 _DRIVERS = {"asyncio", "bson", "mtask.app", "mtask.client", "mtask.kernel", "pydantic", "pymongo"}
@@ -50,6 +50,10 @@ STARTS = {
     "completion": (_COMPLETE, {*_DRIVERS, "mtask.cli.commands", "pathlib", "rich", "typer", "typing"}),
     "mtask --version": (_VERSION, {*_DRIVERS, "mtask.cli.commands", "rich", "typer"}),
     "mtask --help": (_HELP, {"asyncio", "bson", "mtask.cli.context", "mtask.cli.tasks", "mtask.kernel", "pymongo"}),
+    "mtask-worker, before it handles signals": (
+        f"import mtask.cli.worker\n{_MODULES}",
+        {*_DRIVERS, "mtask.cli.workers", "rich", "typer"},
+    ),
     "mtask-worker --version": (
         _WORKER_VERSION,
         {"bson", "mtask.cli.workers.serving", "mtask.kernel", "pymongo"},

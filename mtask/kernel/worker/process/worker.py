@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from mtask.database import setup
 from mtask.errors import MtaskError, WorkerError, WorkerIdInUse
@@ -39,6 +39,7 @@ from mtask.kernel.worker.running.runner import Runner
 from mtask.kernel.worker.running.slots import Slots
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 #: The time that a cancelled async handler has to clean up, in seconds. After this time the run is handed back, even if
 #: the handler continues.
@@ -165,7 +166,7 @@ class Worker(ABC):
     # --- run ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Work until `stop`.
+        """Work until `stop`. If it comes before the worker is registered, leave nothing registered.
 
         Raises DatabaseError if the database cannot be used at the start. Raises HandlerError if a start hook of the app
         fails. Raises WorkerIdInUse if another process has the worker_id at the start. Raises it also if another process
@@ -183,7 +184,13 @@ class Worker(ABC):
             # ends the process.
             closing.push_async_callback(self._stop_pinger)
             opened = await closing.enter_async_context(self._connected(name))
-            scope, registrar, document = await self._register(opened.store)
+            registered = await self._register(opened.store)
+            if registered is None:
+                logger.info(
+                    "worker stopped before its start", extra=fields(worker=self.worker_id, reason=self._stop_reason)
+                )
+                return
+            scope, registrar, document = registered
             self._parts = parts = self._built(scope, opened, pings, registrar)
             scope.vitals.beats = parts.hooks.beats
             scope.signals.heartbeat_answered.connect(self._take_registered)
@@ -196,18 +203,40 @@ class Worker(ABC):
             if self._failure is not None:
                 raise self._failure
 
-    async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document]:
-        """Set the database up and register the worker; return the worker's scope, registrar and document."""
+    async def _register(self, store: AsyncStore) -> tuple[Scope, Registrar, Document] | None:
+        """Set the database up and register the worker; return the worker's scope, registrar and document.
+
+        Return None if the worker is to stop: then it is not registered, or no longer.
+        """
         options, names = self._options, self._names
         sent = monotonic()
-        server_time = await store.run(setup.ensure())
+        server_time = await self._unless_stopping(store.run(setup.ensure()))
+        if server_time is None:
+            return None
         clock = ServerClock(server_time, sent, monotonic())
         own = registration(self.worker_id, self.queues, names, options.concurrency, options.heartbeat_timeout)
         registrar = Registrar(store, own)
         sent = monotonic()
         document = await registrar.register()
         tempo = Tempo(monotonic() - sent)
-        return Scope(store, self.worker_id, self.queues, names, clock, tempo, self._vitals), registrar, document
+        scope = Scope(store, self.worker_id, self.queues, names, clock, tempo, self._vitals)
+        if self._stop_requests:
+            self._set_status(WorkerStatus.STOPPED)
+            await registrar.leave(heartbeat(scope))
+            return None
+        return scope, registrar, document
+
+    async def _unless_stopping(self, setting_up: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result, or None if `stop` comes first: a database that is away may keep the worker waiting."""
+        work = asyncio.ensure_future(setting_up)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return None if self._stopping.is_set() else await work
+        finally:
+            work.cancel()
+            stopping.cancel()
+            await asyncio.gather(work, stopping, return_exceptions=True)
 
     async def _stop_pinger(self) -> None:
         if self._parts is not None:
@@ -348,8 +377,8 @@ class Worker(ABC):
     @property
     def has_stuck_threads(self) -> bool:
         """Whether sync handlers still run in their threads, although they were asked to end."""
-        parts = self.parts
-        return parts.runner.has_stuck_threads or bool(parts.scope.ledger.running)
+        parts = self._parts
+        return parts is not None and (parts.runner.has_stuck_threads or bool(parts.scope.ledger.running))
 
     # --- registration and orders --------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,18 @@ from mtask.kernel.driver import connect
 from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.operation import Operation, T
 from mtask.kernel.driver.stores import AsyncStore, SyncStore
+from mtask.kernel.operations.relays import Relay
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process import runtime
 from mtask.kernel.worker.process.log import fields, logger
 from mtask.kernel.worker.running.outcomes import ended
 from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.logs import RUN
+
+_LEFT_OPEN = (
+    "the handler returned without leaving the block of context.transaction(): nothing of it is written. "
+    "Use `async with`, or `with` in a sync handler"
+)
 
 
 @dataclass(slots=True)
@@ -71,14 +77,17 @@ class Caller:
     def __init__(
         self,
         surroundings: Surroundings,
+        leave_transaction: Callable[[HeldRun], Awaitable[None]],
         executions: Sequence[Callable[[Handler], Execution | None]] = (),
         keeper: object | None = None,
     ) -> None:
-        """`executions` tell of a handler where it runs, if not in this process. There the middleware runs, too.
+        """`leave_transaction` aborts the transaction that a handler has left open.
 
+        `executions` tell of a handler where it runs, if not in this process. There the middleware runs, too.
         `keeper` keeps the lines that handlers log.
         """
         self._around = surroundings
+        self._leave_transaction = leave_transaction
         self._executions = executions
         self._keeper = keeper
         self._threads = Threads("mtask-handler")
@@ -114,15 +123,31 @@ class Caller:
         context = self._around.context(run) if needs_context else None
         if not middleware:
             await self._call(run, context, called)
-            return
-        entered = Entered()
-        try:
-            await entered.enter(middleware, self._around.call(context))
-        except BaseException as error:
-            called.raised = error
         else:
-            await self._call(run, context, called)
-        await entered.leave(called.returned, called.raised)
+            entered = Entered()
+            try:
+                await entered.enter(middleware, self._around.call(context))
+            except BaseException as error:
+                called.raised = error
+            else:
+                await self._call(run, context, called)
+            await entered.leave(called.returned, called.raised)
+        if run.is_in_transaction:
+            await self._end_transaction(run, called)
+
+    async def _end_transaction(self, run: HeldRun, called: Called) -> None:
+        """Abort the transaction that a handler has left open: its writes are lost, so a handler that returned fails.
+
+        A sync handler whose run was ended may still be in the block, in its thread.
+        """
+        if called.thread is not None and not called.thread.is_over:
+            return
+        if called.raised is None:
+            called.raised = RuntimeError(_LEFT_OPEN)
+        try:
+            await asyncio.shield(asyncio.ensure_future(self._leave_transaction(run)))
+        except asyncio.CancelledError as error:  # the run was ended meanwhile
+            called.raised = error
 
     def execution_of(self, run: HeldRun) -> Execution | None:
         """Return where the handler of this run belongs; None: in this process."""
@@ -219,9 +244,11 @@ _STOPPED = "the worker has stopped"
 class RunOperations:
     """Runs the operations of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler], relays: Sequence[Relay]) -> None:
+        """`relays` settle what ends because of what a handler does."""
         self._stores = stores
         self.handlers = handlers
+        self.relays = relays
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation for an async handler; raise a subclass of DatabaseError."""

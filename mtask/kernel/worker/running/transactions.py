@@ -8,10 +8,11 @@ stores the id of the session in the task's document. So a worker that rescues th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -62,8 +63,8 @@ class RunTransactions:
         self._successes = successes
         self._pinger = leases
         self._suspensions: dict[str, AbstractContextManager[None]] = {}
-        #: The number of the transaction that was started for a run, by run_id.
-        self._numbers: dict[str, int] = {}
+        #: The number of the transaction that was started for a run, and how to abort it, by run_id.
+        self._open: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {}
         #: The sessions that will not be used again and that the server still keeps.
         self._spent: list[UUID] = []
 
@@ -86,7 +87,7 @@ class RunTransactions:
             sent = monotonic()
             self._renewed(run, await store.run(_renewal(run, transactions.id_of(session))), sent)
             await transactions.start_async(session)
-            self._numbers[run.run_id] = transactions.number_of(session)
+            self._open[run.run_id] = transactions.number_of(session), partial(self._abandon, store, session)
             return session
         except BaseException:
             self._resume(run)
@@ -131,7 +132,8 @@ class RunTransactions:
             sent = monotonic()
             self._renewed(run, store.run(_renewal(run, transactions.id_of(session))), sent)
             transactions.start(session)
-            self._numbers[run.run_id] = transactions.number_of(session)
+            abandon = partial(runtime.to_thread, self._abandon_sync, store, session)
+            self._open[run.run_id] = transactions.number_of(session), abandon
             return session
         except BaseException:
             self._resume(run)
@@ -160,6 +162,16 @@ class RunTransactions:
                     session.end_session()
                 else:
                     self._abandon_sync(store, session)
+            self._resume(run)
+
+    async def leave(self, run: HeldRun) -> None:
+        """Abort the transaction of a run whose handler is over. Nobody leaves its block any more."""
+        _, abandon = self._open.get(run.run_id, (None, None))
+        try:
+            if abandon is not None:
+                with suppress(Exception):  # if the abort fails, the server ends the transaction later
+                    await abandon()
+        finally:
             self._resume(run)
 
     # A task's document may still name the session of an earlier run. Such a session must not serve another run: a
@@ -217,7 +229,8 @@ class RunTransactions:
 
         The handler may have begun another transaction on the session since.
         """
-        if not session.in_transaction or transactions.number_of(session) != self._numbers[run.run_id]:
+        number, _ = self._open.get(run.run_id, (None, None))  # None: the handler has returned before
+        if not session.in_transaction or transactions.number_of(session) != number:
             raise RuntimeError("the handler has ended its transaction itself: leave that to the end of the block")
 
     def _suspend(self, run: HeldRun) -> None:
@@ -228,7 +241,7 @@ class RunTransactions:
         self._suspensions[run.run_id] = suspension
 
     def _resume(self, run: HeldRun) -> None:
-        self._numbers.pop(run.run_id, None)
+        self._open.pop(run.run_id, None)
         suspension = self._suspensions.pop(run.run_id, None)
         if suspension is not None:
             suspension.__exit__(None, None, None)

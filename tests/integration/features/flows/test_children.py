@@ -21,6 +21,7 @@ from mtask.kernel.operations import change as queries
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from mtask.parts.relays import RELAYS
 from tests.clients import claim
 from tests.integration import stores
 from tests.integration.features.flows.test_settling import Frozen, end, hold, owed, publish, recover, settle, status
@@ -49,7 +50,7 @@ def child(step: str, parent: str, *above: str, **flow: Any) -> OwedTask:
 
 
 def adding(parent: str, run_id: str, *added: OwedTask, is_valid: Callable[[], bool] = lambda: True) -> Any:
-    return room.add(f"task:f/{parent}", run_id, added, is_valid)
+    return room.add(f"task:f/{parent}", run_id, added, is_valid, RELAYS)
 
 
 def add(store: SyncStore, parent: str, run_id: str, *steps: str) -> list[str]:
@@ -64,7 +65,7 @@ def finish(store: SyncStore, step: str, run_id: str, *, settles: bool = True) ->
 
 
 def there(store: SyncStore) -> set[str]:
-    return {document["flow"]["step"] for document in store.tasks.find({})}
+    return {document["flow"]["step"] for document in store.tasks.find({"flow": {"$exists": True}})}
 
 
 def test_a_dependent_waits_for_the_children_and_their_children(store: SyncStore) -> None:
@@ -250,6 +251,34 @@ def test_a_child_that_is_published_after_the_failure_of_its_flow_is_canceled(sto
     recover(store)
     assert status(store, "c") == "CANCELED"
     assert owed(store) == set()
+
+
+_TO = {"url": "https://hooks.example.com/", "on": ["SUCCESS", "FAIL", "CANCELED"]}
+
+
+def told(store: SyncStore) -> set[str]:
+    """Return the tasks whose ends are being told to their addresses."""
+    deliveries = store.tasks.find({"name": "mtask/callback"})
+    return {entry["v"] for document in deliveries for entry in document["lookup"] if entry["k"] == "callback_of"}
+
+
+def test_ends_that_follow_while_children_are_added_are_told_at_once(store: SyncStore) -> None:
+    """Who settles the task of the handler cancels the flow, that task too. The failure itself is settled later."""
+    publish(store, {"d": [], "bad": [], "k": []}, fail_fast=True)
+    store.tasks.update_one({"_id": "task:f/k"}, {"$set": {"callback": _TO}})
+    first = claim(store, "task:f/d")
+    owing = OwedTask({**child("c", "d", fail_fast=True).fixed, "callback": _TO})
+    Frozen(store, adding("d", first, owing), lambda call: call.method == "insert_new")
+    lapse(store, "d")
+    second = claim(store, "task:f/d")
+    end(store, "bad", fails=True, settles=False)
+    with pytest.raises(RunCanceled):
+        add(store, "d", second, "c2")
+    assert [status(store, step) for step in ("c", "k")] == ["CANCELED"] * 2
+    assert told(store) == {"task:f/c", "task:f/k"}
+    settle(store, "bad")
+    assert owed(store) == set()
+    assert "c2" not in there(store)
 
 
 def test_room_that_another_caller_counts_for_the_first_time_meanwhile_is_room(store: SyncStore) -> None:

@@ -25,6 +25,7 @@ from mtask.kernel.operations import transactions
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from mtask.parts.relays import RELAYS
 from tests.explaining import only
 from tests.parity.cases import SCALE
 
@@ -80,7 +81,7 @@ class World:
         flow = claimed[0]["flow"]
         if len(flow.get("ancestors", ())) < 2 and self.random.random() < self.children:
             added = [owed(flow, task_id, f"{flow['step']}-{n}") for n in range(self.random.choice([1, 2]))]
-            yield from publishing.add(task_id, f"{token}-0", added, lambda: True)
+            yield from publishing.add(task_id, f"{token}-0", added, lambda: True, RELAYS)
         if fails:
             outcome = Outcome(task_id, f"{token}-0", RunStatus.FAIL, reason="no luck")
         else:

@@ -311,8 +311,16 @@ def inherited(context: Context) -> list[str]:
 # --- transactions -----------------------------------------------------------------------------------------
 
 
+_kept: list[Any] = []
+
+
 @app.task(isolation="process")
 def commit(context: Context, folder: str, effects: str, then: str = "return") -> str:
+    if then == "stay inside":
+        kept = context.transaction().__enter__()
+        kept.client[effects]["effects"].insert_one({"_id": context.task.id}, session=kept)
+        _kept.append(kept)  # else the collection of garbage would abort the transaction
+        return "inside"
     with context.transaction() as session:
         session.client[effects]["effects"].insert_one({"_id": context.task.id}, session=session)
         if then == "die inside":

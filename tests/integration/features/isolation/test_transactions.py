@@ -80,6 +80,16 @@ async def test_what_a_handler_raises_in_or_after_a_transaction_means_the_same(is
         await it.bench.status("echo:@commit:2/next-1", "SUCCESS")
 
 
+async def test_a_handler_that_stays_inside_fails_and_holds_up_nobody(isolating: Isolating) -> None:
+    async with isolating(count=1) as it:
+        task_id = await it.publish("commit", "1", params(it, "stay inside"), **ONCE)
+        run = await it.ended(task_id, "FAIL")
+        assert "returned without leaving the block of context.transaction()" in run["fail_reason"]
+        it.bench.mongo[it.bench.database]["effects"].insert_one({"_id": task_id})
+        assert not it.executors._reports._suspensions
+        await it.bench.at_rest()
+
+
 async def test_pings_pause_while_the_transaction_is_open_and_go_on_with_the_next_run(
     isolating: Isolating, tmp_path: Path
 ) -> None:

@@ -257,6 +257,56 @@ async def test_each_firing_exists_once_however_many_schedulers_run(
     assert found.last_task_id == published[-1]["_id"]
 
 
+def _has_fired(schedule: Schedule) -> bool:
+    return schedule.schedule_state.fired_cnt == 1 and not schedule.schedule_state.pending
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["made", "completed for a dead process"])
+async def test_firing_under_a_key_that_somebody_has_published_is_told(
+    client: Client,
+    store: SyncStore,
+    mongo_uri: str,
+    database_name: str,
+    caplog: pytest.LogCaptureFixture,
+    is_begun: bool,
+) -> None:
+    due = now_of(client) + timedelta(seconds=0.5)
+    for schedule_id in ("taken", "free"):
+        schedule = client.add_schedule(schedule_id, "report", HOUR)
+        set_next(store, schedule_id, due)
+    by_hand = client.publish("report", {"by": "hand"}, key=(key := client.get_schedule("taken").key_of(due)))
+    await until(lambda: now_of(client) >= due, message="the firing is due")
+    if is_begun:
+        for schedule_id in ("taken", "free"):
+            schedule = client.get_schedule(schedule_id)
+            firing = Firing(Pending(fire_time=due, start_time=due), scheduling.new_task(schedule, due, due))
+            assert (made := plan(schedule, now_of(client))) is not None
+            assert store.run(schedules.advance(schedule, made, [firing])) == [firing]
+    async with scheduling_by(mongo_uri, database_name, 1):
+        await until(lambda: len(keys(store)) == 2, message="the other schedule fires")
+        await until(lambda: all(map(_has_fired, client.schedules())), message="both firings are made")
+    told = [getattr(record, FIELDS) for record in caplog.records if "its key was taken" in record.message]
+    assert told == [{"schedule_id": "taken", "key": key, "task": by_hand.task_id}]
+    assert client.get("report", key).params == {"by": "hand"}
+
+
+async def test_firings_that_several_processes_complete_are_not_told_to_be_taken(
+    client: Client, store: SyncStore, mongo_uri: str, database_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.add_schedule("s", "report", HOUR)
+    set_next(store, "s", due := now_of(client))
+    schedule = client.get_schedule("s")
+    firing = Firing(Pending(fire_time=due, start_time=due), scheduling.new_task(schedule, due, due))
+    read_at = now_of(client)
+    assert (made := plan(schedule, read_at)) is not None
+    assert store.run(schedules.advance(schedule, made, [firing])) == [firing]
+    assert store.run(schedules.publish("s", [firing])) == []  # another process has completed it meanwhile
+    assert store.run(schedules.publish("s", [firing], read_at)) == []
+    async with scheduling_by(mongo_uri, database_name, 2):
+        await until(lambda: client.get_schedule("s").schedule_state.pending == [])
+    assert not [record for record in caplog.records if "its key was taken" in record.message]
+
+
 def test_a_change_beside_a_firing_does_not_take_it_back(client: Client, store: SyncStore) -> None:
     client.add_schedule("s", "report", HOUR)
     set_next(store, "s", due := now_of(client))

@@ -38,6 +38,7 @@ from mtask.kernel.operations import claim as claims
 from mtask.kernel.operations import transactions
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
+from mtask.parts.relays import RELAYS
 from tests import build
 from tests.clients import claim, server_now
 from tests.integration.stores import lapse, publish, stored
@@ -326,7 +327,7 @@ def flows(client: Client, store: SyncStore) -> None:
     fixed = {name: child[name] for name in ("name", "queue", "params", "task_option")}
     added = OwedTask({**fixed, "_id": "task:f/6", "key": "f/6", "flow": part})
     store.run(adding.make_room("f", "task:f/1", [added]))
-    assert store.run(adding.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True)) == ["task:f/6"]
+    assert store.run(adding.add("task:f/1", claim(store, "task:f/1"), [added], lambda: True, RELAYS)) == ["task:f/6"]
     client.cancel("task", "f/1")
     lapse(store, "f/1")
     store.run(claims.settle(["task:f/1"]))

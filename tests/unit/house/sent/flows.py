@@ -73,12 +73,12 @@ def _publishes() -> dict[str, object]:
         "flow that exists": told(publishing.publish(alone), [_step(FULL.task_id, "INIT", tenant="acme")]),
         "flow children: room": told(publishing.make_room("flow", "task:k", [CHILD]), [], Written(1)),
         "flow children added": told(
-            publishing.add("task:k", "token-0", [CHILD], lambda: True),
+            publishing.add("task:k", "token-0", [CHILD], lambda: True, _OWN),
             [],
             {"owed_tasks": [{"_id": CHILD.task_id}], "owed_since": NOW},
         ),
         "flow children, if a change is to be settled": told(
-            publishing.add("task:k", "token-0", [CHILD], lambda: True),
+            publishing.add("task:k", "token-0", [CHILD], lambda: True, _OWN),
             [],
             None,
             {"task_state": {"cancel_requested": False}},
@@ -86,7 +86,9 @@ def _publishes() -> dict[str, object]:
             {"owed_tasks": [], "owed_since": NOW},
             {0},
         ),
-        "flow children, lost lease": told(publishing.add("task:k", "token-0", [CHILD], lambda: True), [], None, None),
+        "flow children, lost lease": told(
+            publishing.add("task:k", "token-0", [CHILD], lambda: True, _OWN), [], None, None
+        ),
         "flow descendants": told(publishing.descendants(TWO)),
         "flow results": told(publishing.results(TWO)),
         "flow result of a run": told(publishing.result_of_run("task:k", "token-0")),

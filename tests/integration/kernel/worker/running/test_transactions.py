@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mtask import App, Context, Fail
+from mtask.app.middleware import RunCall
 from mtask.errors import LeaseLost
 from mtask.kernel.driver import connect
 from tests.clients import with_options
@@ -288,4 +289,91 @@ async def test_handler_that_begins_another_transaction_on_its_session_fails(
         assert "has ended its transaction itself" in run["fail_reason"]
         written = [effect["of"] for effect in effects.find()]
         assert written == (["first"] if how == "commit_transaction" else []), "nothing of the second"
+        await bench.at_rest()
+
+
+@both_kinds
+async def test_handler_that_does_not_leave_its_transaction_fails_and_holds_up_nobody(
+    working: Working, database_name: str, effects: Any, kind: str
+) -> None:
+    app = App()
+    sessions: list[Any] = []  # else the collection of garbage would abort the transactions
+
+    @app.task
+    async def enter_async(context: Context) -> str:
+        transaction = context.transaction()
+        sessions.append(session := await transaction.__aenter__())
+        await session.client[database_name]["effects"].insert_one({"_id": 1}, session=session)
+        if context.attempt == 2:
+            await transaction.__aexit__(None, None, None)
+        return "done"
+
+    @app.task
+    def enter_plain(context: Context) -> str:
+        transaction = context.transaction()
+        sessions.append(session := transaction.__enter__())
+        session.client[database_name]["effects"].insert_one({"_id": 1}, session=session)
+        if context.attempt == 2:
+            transaction.__exit__(None, None, None)
+        return "done"
+
+    async with working(app) as bench:
+        await bench.client.publish(f"enter_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
+        failed, succeeded = (await bench.status(f"enter_{kind}:1", "SUCCESS"))["worker_states"]
+        # The second run would meet the first one's write.
+        assert (failed["status"], succeeded["status"]) == ("FAIL", "SUCCESS")
+        assert "returned without leaving the block of context.transaction()" in failed["fail_reason"]
+        assert "returns" not in failed
+        assert effects.count_documents({}) == 1
+        assert await bench.client.result(f"enter_{kind}", "1") == "done"
+        await bench.at_rest()
+
+
+@both_kinds
+async def test_handler_that_raises_inside_an_open_transaction_fails_by_its_own_reason(
+    working: Working, database_name: str, effects: Any, kind: str
+) -> None:
+    app = App()
+    sessions: list[Any] = []
+
+    @app.task
+    async def raise_async(context: Context) -> None:
+        sessions.append(session := await context.transaction().__aenter__())
+        await session.client[database_name]["effects"].insert_one({"_id": 1}, session=session)
+        raise Fail("changed its mind")
+
+    @app.task
+    def raise_plain(context: Context) -> None:
+        sessions.append(session := context.transaction().__enter__())
+        session.client[database_name]["effects"].insert_one({"_id": 1}, session=session)
+        raise Fail("changed its mind")
+
+    async with working(app) as bench:
+        await bench.client.publish(f"raise_{kind}", key="1")
+        (run,) = (await bench.status(f"raise_{kind}:1", "FAIL"))["worker_states"]
+        assert run["fail_reason"] == "changed its mind"
+        effects.insert_one({"_id": 1})  # nobody holds it
+        await bench.at_rest()
+
+
+async def test_middleware_may_hold_the_transaction_around_its_handler(
+    working: Working, database_name: str, effects: Any
+) -> None:
+    app = App()
+
+    @app.middleware
+    async def transact(run: RunCall) -> AsyncIterator[None]:
+        async with run.context.transaction() as session:
+            await session.client[database_name]["effects"].insert_one({"_id": 1}, session=session)
+            yield
+
+    @app.task
+    async def work() -> None:
+        pass
+
+    async with working(app) as bench:
+        await bench.client.publish("work", key="1")
+        (run,) = (await bench.status("work:1", "SUCCESS"))["worker_states"]
+        assert run["status"] == "SUCCESS"
+        assert effects.count_documents({}) == 1
         await bench.at_rest()
