@@ -72,7 +72,7 @@ CHILD_MUTATIONS = (
     Mutation(
         "ends-by-a-handler-told-later",
         "What ends because of a handler that adds children is told by a later scan alone.",
-        (Edit(_CHILDREN, "_append", "settle(relays,", "settle(relays[:1],"),),
+        (Edit(_CHILDREN, "_append", "settle(relays, [parent_id])", "settle(relays[:1], [parent_id])"),),
         (f"{_STEPWISE}::test_ends_that_follow_while_children_are_added_are_told_at_once",),
     ),
     Mutation(

@@ -176,7 +176,7 @@ def test_wrong_arguments_publish_nothing(client: AnyClient) -> None:
     assert client.count() == 0
 
 
-def test_middleware_sees_the_function_and_may_change_the_params(reader: Client) -> None:
+def test_middleware_sees_the_function_and_may_change_the_params(mongo_uri: str, database_name: str) -> None:
     seen: list[Any] = []
 
     def add_subject(spec: TaskSpec) -> Any:
@@ -184,11 +184,11 @@ def test_middleware_sees_the_function_and_may_change_the_params(reader: Client) 
         spec.params = {**spec.params, "subject": "of a middleware"}
         seen.append((yield))
 
-    reader._middleware = (add_subject,)
     made = call(send_email)("a")
-    handle = reader.publish(made, key="k")
-    assert seen == [(send_email, {"to": "a"}), handle]
-    assert handle.task().params == {"to": "a", "subject": "of a middleware"}
+    with Client(mongo_uri, database=database_name, middleware=(add_subject,)) as client:
+        handle = client.publish(made, key="k")
+        assert seen == [(send_email, {"to": "a"}), handle]
+        assert handle.task().params == {"to": "a", "subject": "of a middleware"}
     assert made.params == {"to": "a"}
 
 

@@ -250,8 +250,8 @@ def returning(hint: Any) -> Call[Any]:
         (set[int], {1, 2}),
         (Order, Order(1, [Line.model_validate({"name": "pen", "amountInCents": 7})])),
         (list[Line], [Line.model_validate({"name": "pen", "amountInCents": 7})]),
-        (ObjectId, ObjectId()),
-        (list[ObjectId], [ObjectId()]),
+        (ObjectId, ObjectId("6b0b1ce6ad1bb757dd7879f6")),
+        (list[ObjectId], [ObjectId("6b0b1ce6ad1bb757dd7879f6")]),
     ],
     ids=str,
 )
