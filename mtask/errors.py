@@ -25,6 +25,7 @@ MtaskError
 │   ├── StepExists               another task has the `_id` of a child
 │   ├── MalformedTask            the task's document breaks the schema and cannot be read as a task
 │   ├── ResultLost               the task is SUCCESS, but the value that its handler returned is not stored
+│   ├── ResultMismatch           the value that a handler returned does not fit the type hint of the handler here
 │   ├── TaskFailed               the caller asked for the task's result, and the task ended without one
 │   │   └── TaskCanceled         the task was canceled
 │   └── WaitTimeout              the task did not finish within the timeout (also a TimeoutError)
@@ -395,6 +396,18 @@ class ResultLost(TaskError):
             task_id,
             f"task {task_id} ended as SUCCESS, and its writes are committed, but its result is lost: "
             f"{reason.rstrip('.')}. To commit the result with them: context.set_result in the block.",
+        )
+        self.reason = reason
+
+
+class ResultMismatch(TaskError):
+    """What the handler returned does not fit the type hint that the handler has here: the worker's may be another."""
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        super().__init__(
+            task_id,
+            f"task {task_id} ended as SUCCESS, but what it returned does not fit the type hint of its handler: "
+            f"{reason.rstrip('.')}. The stored value: handle.task().returns, or client.result(name, key).",
         )
         self.reason = reason
 

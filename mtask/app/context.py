@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from mtask.arguments.publish import TaskRef
+from mtask.arguments.publish import AddedArguments, Call, TaskRef
 from mtask.errors import HandlerError, LeaseLost
 from mtask.features.flows.handler import Adding, Child, Family, HandlerOperations, Results
 from mtask.kernel.document.handlers import name_of
 from mtask.kernel.document.identity import is_text
-from mtask.kernel.document.lookup import Lookup
-from mtask.kernel.document.options import TaskOptions
 from mtask.kernel.document.task import StoredTask, Task
 from mtask.kernel.document.values import Trace
 from mtask.kernel.driver.operation import Operation
@@ -258,17 +255,20 @@ class Context:
         self._run.report(progress if message is None else {**progress, "message": message[:MAX_MESSAGE]})
         self._on_progress(self._run)
 
+    @overload
+    def add_child(self, step: str, task: Call[Any], **arguments: Unpack[AddedArguments]) -> Adding[Published]: ...
+
+    @overload
+    def add_child(
+        self, step: str, task: TaskRef, params: Any = None, **arguments: Unpack[AddedArguments]
+    ) -> Adding[Published]: ...
+
     def add_child(
         self,
         step: str,
-        task: TaskRef,
+        task: TaskRef | Call[Any],
         params: Any = None,
-        *,
-        queue: str | None = None,
-        start_time: datetime | None = None,
-        delay: timedelta | float | None = None,
-        lookup: Lookup | None = None,
-        **options: Unpack[TaskOptions],
+        **arguments: Unpack[AddedArguments],
     ) -> Adding[Published]:
         """Add a task to the flow of this task. Steps that depend on this task wait for the child, too.
 
@@ -282,7 +282,8 @@ class Context:
 
         Raises NotInFlow, StepExists, LeaseLost, RunCanceled, and subclasses of InvalidInput.
         """
-        child = Child(step, task, params, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options)
+        made: Callable[..., Child] = Child  # its overloads know which of the two it is, and here nobody does
+        child = made(step, task, params, **arguments)
         return self._known_family.do(_only(self._known_family.add([child])))
 
     def add_children(self, children: Iterable[Child]) -> Adding[list[Published]]:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
+from typing import Annotated, Any, TypeAlias, TypedDict, Unpack, overload
 
 from mtask.arguments.criteria import LookupCriteria
 from mtask.errors import (
@@ -25,6 +25,7 @@ from mtask.errors import (
 )
 from mtask.features.callbacks.rules import DELIVERY, stored_callback
 from mtask.features.callbacks.rules import CallbackRef as CallbackRef
+from mtask.features.calls.call import Call as Call
 from mtask.features.gathering import client as gathering
 from mtask.features.gathering.client import CallArguments, GatherArguments, Naming, as_argument
 from mtask.kernel.document.handlers import Around, Begun, Handler, enter, handler_of, leave
@@ -80,12 +81,17 @@ class KeyArguments(TypedDict, total=False):
     key: Annotated[str | None, Says("The idempotency key, unique per name. Else a fresh key.", flag="--key -k")]
 
 
-class WorkArguments(TypedDict, total=False):
-    """What a task and a step of a flow have beside their params and options."""
+class StartArguments(TypedDict, total=False):
+    """What every task has beside its params and options."""
 
     queue: Annotated[str | None, Says("Queue. Else 'default'.")]
     start_time: Annotated[datetime | None, Says("Earliest start, ISO 8601: 2030-01-31T08:00:00Z.", "INSTANT")]
     delay: Annotated[timedelta | float | None, Says("Earliest start, from now: 90s, 5m, 1h30m.", "DURATION")]
+
+
+class WorkArguments(StartArguments, total=False):
+    """What a task and a step of a flow have beside their params and options."""
+
     callback: Annotated[CallbackRef | None, Says("Who is told of its end.", flag="")]
 
 
@@ -101,6 +107,14 @@ class TaskArguments(KeyArguments, WorkArguments, OwnArguments, total=False):
 
 class SpecArguments(TaskArguments, TaskOptions, total=False):
     """The keyword arguments of `TaskSpec`."""
+
+
+class StepArguments(WorkArguments, TaskOptions, total=False):
+    """The keyword arguments of `Flow.add`, beside its dependencies."""
+
+
+class AddedArguments(StartArguments, LookupCriteria, TaskOptions, total=False):
+    """The keyword arguments of a task that a handler adds: of `Child`, `add_child` and `Next`."""
 
 
 class ExistingArguments(TypedDict, total=False):
@@ -134,10 +148,21 @@ class PublishArguments(TaskArguments, PolicyArguments, TaskOptions, total=False)
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = (*TaskArguments.__annotations__, "options", "params", "task", "trace")
+    __slots__ = (*TaskArguments.__annotations__, "call", "options", "params", "task", "trace")
 
-    def __init__(self, task: TaskRef, params: Any = None, **arguments: Unpack[SpecArguments]) -> None:
-        self.task = task
+    @overload
+    def __init__(self, task: Call[Any], **arguments: Unpack[SpecArguments]) -> None: ...
+
+    @overload
+    def __init__(self, task: TaskRef, params: Any = None, **arguments: Unpack[SpecArguments]) -> None: ...
+
+    def __init__(self, task: TaskRef | Call[Any], params: Any = None, **arguments: Unpack[SpecArguments]) -> None:
+        #: The call that was given in place of a task and its params, or None.
+        self.call: Call[Any] | None = None
+        if isinstance(task, Call):
+            self.call = task
+            task, params = task.parts(params)
+        self.task: TaskRef = task
         self.params = params
         self.key = arguments.pop("key", None)
         self.queue = arguments.pop("queue", None)
@@ -166,6 +191,9 @@ class TaskSpec:
         is_plain = isinstance(policy, Policy)
         collects = not is_plain and gathering.collects(policy)
         if collects:
+            if self.call is not None:
+                reason = "collect makes a list of the params of many calls, so the handler is called with another one"
+                raise InvalidInput(f"{reason}: publish the handler with the params of one.", field="collect")
             gathering.check_size(name, params)
         if handler and self.options:
             _check_no_params(handler, self.options)
@@ -191,6 +219,12 @@ class TaskSpec:
             callback=None if self.callback is None else stored_callback(self.callback, tenant),
             tenant=tenant,
         )
+
+
+def spec_of(task: TaskRef | Call[Any], params: Any, **arguments: Unpack[SpecArguments]) -> TaskSpec:
+    """Return the spec of a task and its params, or of a call; raise InvalidInput if a call comes with params."""
+    made: Callable[..., TaskSpec] = TaskSpec  # its overloads know which of the two it is, and here nobody does
+    return made(task, params, **arguments)
 
 
 def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[dict[str, Any]] | None:
@@ -220,10 +254,12 @@ def prepare_many(specs: Iterable[TaskSpec], policy: PublishPolicy = _KEEP, tenan
     return prepared
 
 
-def published_by(task: TaskRef, params: Any, arguments: Mapping[str, Any]) -> tuple[TaskSpec, PublishPolicy]:
+def published_by(
+    task: TaskRef | Call[Any], params: Any, arguments: Mapping[str, Any]
+) -> tuple[TaskSpec, PublishPolicy]:
     """Return the task and the policy of one call of `publish`; raise InvalidInput."""
     existing, given = split(PolicyArguments, arguments)
-    return TaskSpec(task, params, **given), policy(**existing)
+    return spec_of(task, params, **given), policy(**existing)
 
 
 def policy(

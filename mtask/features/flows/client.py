@@ -6,9 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, Unpack, get_args
+from typing import Any, Generic, Self, TypeVar, Unpack, get_args, overload
 
-from mtask.arguments.publish import CallbackRef, PublishMiddleware, TaskRef, TaskSpec, copied
+from mtask.arguments.publish import (
+    Call,
+    CallbackRef,
+    PublishMiddleware,
+    StepArguments,
+    TaskRef,
+    TaskSpec,
+    copied,
+    spec_of,
+)
 from mtask.errors import (
     DatabaseBusy,
     DocumentTooLarge,
@@ -28,6 +37,8 @@ from mtask.kernel.document.task import MAX_STEPS, OnFailed
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import Published, check_fields
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 MAX_EDGES = 100_000
 MAX_AFTER_BYTES = 4 * 1024 * 1024
 #: The server's code TransactionTooLarge.
@@ -35,8 +46,8 @@ _TOO_LARGE = 257
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step of a flow. Pass it as `after` of a later step."""
+class Step(Generic[R_co]):
+    """A step of a flow. Pass it as `after` of a later step. `Step[str]` is that of a call that returns text."""
 
     flow_key: str
     name: str
@@ -76,21 +87,46 @@ class Flow:
     def __repr__(self) -> str:
         return f"Flow({self.key!r}, {len(self._steps)} steps)"
 
+    @overload
+    def add(
+        self,
+        step: str,
+        task: Call[R],
+        *,
+        after: Iterable[Step[Any] | str] = (),
+        on_failed: OnFailed = "cancel",
+        **arguments: Unpack[StepArguments],
+    ) -> Step[R]: ...
+
+    @overload
     def add(
         self,
         step: str,
         task: TaskRef,
         params: Any = None,
         *,
-        after: Iterable[Step | str] = (),
+        after: Iterable[Step[Any] | str] = (),
+        on_failed: OnFailed = "cancel",
+        **arguments: Unpack[StepArguments],
+    ) -> Step[Any]: ...
+
+    def add(
+        self,
+        step: str,
+        task: TaskRef | Call[Any],
+        params: Any = None,
+        *,
+        after: Iterable[Step[Any] | str] = (),
         on_failed: OnFailed = "cancel",
         queue: str | None = None,
         start_time: datetime | None = None,
         delay: timedelta | float | None = None,
         callback: CallbackRef | None = None,
         **options: Unpack[TaskOptions],
-    ) -> Step:
+    ) -> Step[Any]:
         """Add a task; return its step. `step` is its name in the flow, without a slash.
+
+        `task` is a handler or its name, or `call(handler)(...)`, which has the params.
 
         `after` holds the dependencies: steps, or their names. The task starts when all of them have ended. If one of
         them ended as FAIL or CANCELED, `on_failed` decides: "cancel" cancels the task, "fail" lets it end as FAIL, and
@@ -106,7 +142,7 @@ class Flow:
         if isinstance(after, str | Step):
             raise InvalidFlow(self.key, f"after of step {shown(step)} is a list of steps: write after=[...]")
         merged: TaskOptions = {**self.options, **options}
-        spec = TaskSpec(
+        spec = spec_of(
             task,
             params,
             key=f"{self.key}/{step}",

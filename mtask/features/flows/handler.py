@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar, Unpack
+from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
-from mtask.arguments.publish import TaskRef, TaskSpec, copied
+from mtask.arguments.publish import AddedArguments, Call, TaskRef, copied, spec_of
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
 from mtask.features.flows import publish
 from mtask.features.flows.next import flow_part, owed
@@ -76,10 +76,16 @@ def with_handler(task: TaskRef, handlers: Mapping[str, Handler]) -> TaskRef:
 class Child:
     """A task for `add_children`. The arguments mean the same as in `Client.publish`; `step` is its name in the flow."""
 
+    @overload
+    def __init__(self, step: str, task: Call[Any], **arguments: Unpack[AddedArguments]) -> None: ...
+
+    @overload
+    def __init__(self, step: str, task: TaskRef, params: Any = None, **arguments: Unpack[AddedArguments]) -> None: ...
+
     def __init__(
         self,
         step: str,
-        task: TaskRef,
+        task: TaskRef | Call[Any],
         params: Any = None,
         *,
         queue: str | None = None,
@@ -89,7 +95,7 @@ class Child:
         **options: Unpack[TaskOptions],
     ) -> None:
         self.step = step
-        self.spec = TaskSpec(task, params, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options)
+        self.spec = spec_of(task, params, queue=queue, start_time=start_time, delay=delay, lookup=lookup, **options)
 
     def __repr__(self) -> str:
         return f"Child({self.step!r}, {self.spec.task!r})"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
-from mtask.arguments.publish import TaskRef, TaskSpec
+from mtask.arguments.publish import AddedArguments, Call, TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.kernel.document.handlers import handler_of
 from mtask.kernel.document.identity import own_key, task_id_of
@@ -25,19 +25,38 @@ class Next:
     The run ends as SUCCESS, and the same write holds the next task. So the next task exists once, however often the
     write is sent, and also if the worker dies right afterwards. A rerun does not publish it again.
 
-    `task` is a registered handler or its name. `returns` is the value that this task returns. The handler of the next
-    task gets it from `context.results()`. The next task has this task's priority plus `priority_diff` (higher goes
-    first), and this task's lookups beside its own. If this task is a step of a flow, so is the next one, and steps that
-    depend on this task wait for it, too. The other arguments mean the same as in `Client.publish`.
+    `task` is a registered handler or its name, or `call(handler)(...)`. `returns` is the value that this task returns.
+    The handler of the next task gets it from `context.results()`. The next task has this task's priority plus
+    `priority_diff` (higher goes first), and this task's lookups beside its own. If this task is a step of a flow, so is
+    the next one, and steps that depend on this task wait for it, too. The other arguments mean the same as in
+    `Client.publish`.
 
     The next task's key is made from the id of the first task: `@NAME:KEY/next-1`, then `@NAME:KEY/next-2`. It is
     `KEY/next-1` in a flow, and where the next task has the name of the first one. Where a task goes on once more in a
     later round, the key ends in `-round-2`. The next task is of the same tenant.
     """
 
+    __mtask_next__ = True
+
+    @overload
+    def __init__(
+        self, task: Call[Any], *, returns: Any = None, priority_diff: int = 0, **arguments: Unpack[AddedArguments]
+    ) -> None: ...
+
+    @overload
     def __init__(
         self,
         task: TaskRef,
+        params: Any = None,
+        *,
+        returns: Any = None,
+        priority_diff: int = 0,
+        **arguments: Unpack[AddedArguments],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        task: TaskRef | Call[Any],
         params: Any = None,
         *,
         returns: Any = None,
@@ -48,7 +67,9 @@ class Next:
         lookup: Lookup | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
-        self.task = task
+        if isinstance(task, Call):
+            task, params = task.parts(params)
+        self.task: TaskRef = task
         self.params = params
         self.returns = returns
         self.priority_diff = priority_diff

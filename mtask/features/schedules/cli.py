@@ -71,12 +71,12 @@ def add(
     Workers fire the schedule. Each firing publishes one task under the key ID/INSTANT, however many workers there are.
     """
     read = values.params_from(params, params_file)
-    schedule = cli.client().add_schedule(
+    schedule = cli.client().add_schedule(  # type: ignore[call-overload]  # Typer gives no literals
         schedule_id,
         name,
         _when(cron, every, at),
         read,
-        if_exists=if_exists,  # type: ignore[arg-type]
+        if_exists=if_exists,
         paused=paused or None,
         queue=queue,
         **times,

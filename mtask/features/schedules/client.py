@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
 from pydantic import ValidationError
 
 from mtask.arguments.criteria import LookupCriteria
-from mtask.arguments.publish import TaskRef, TaskSpec
+from mtask.arguments.publish import Call, TaskRef, spec_of
 from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules import triggers
@@ -137,7 +137,7 @@ class ScheduleSpec:
     def __init__(
         self,
         schedule_id: str,
-        task: TaskRef,
+        task: TaskRef | Call[Any],
         when: When,
         params: Any = None,
         **given: Unpack[ScheduleArguments],
@@ -168,7 +168,7 @@ class ScheduleSpec:
         `tenant` is the tenant of a schedule that names none.
         """
         tenant = self.tenant if self.tenant is not None else tenant
-        task = TaskSpec(
+        task = spec_of(
             self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, tenant=tenant, **self.options
         ).prepare()
         trigger = _checked_trigger(trigger_of(self.when, self.timezone))

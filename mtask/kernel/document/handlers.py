@@ -49,6 +49,8 @@ class Handler:
     #: parameter.
     sole_parameter: str | None
     fields: Mapping[str, str] = field(default_factory=dict)
+    #: The parameters that take arguments by position, in their order. The context is none of them.
+    positional: tuple[str, ...] = ()
     #: The parameters whose values are stored as lookups of the task.
     lookup: tuple[str, ...] = ()
     #: What `@app.task(next=...)` says, or None.
@@ -142,11 +144,12 @@ def make_handler(
     build_option(options)
     try:
         signature = inspect.signature(function)
-        hints = typing.get_type_hints(_hinted(function), include_extras=True)
+        hints = typing.get_type_hints(hinted(function), include_extras=True)
     except (NameError, TypeError, ValueError) as error:
         raise HandlerError(shown, f"its type hints cannot be read ({error}); import what they name") from error
     fields: dict[str, str] = {}
     definitions: dict[str, Any] = {}
+    positional: list[str] = []
     context_parameter, takes_extra = None, False
     for parameter in signature.parameters.values():
         hint = hints.get(parameter.name, Any)
@@ -158,6 +161,8 @@ def make_handler(
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_extra = True
             continue
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            positional.append(parameter.name)
         position = f"argument_{len(fields)}"
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[position] = parameter.name
@@ -174,11 +179,12 @@ def make_handler(
         queue=check_text("queue", queue if queue is not None else DEFAULT_QUEUE),
         options=dict(options),
         on_exception=on_exception,
-        is_async=inspect.iscoroutinefunction(_hinted(function)),
+        is_async=inspect.iscoroutinefunction(hinted(function)),
         context_parameter=context_parameter,
         arguments=arguments,
         sole_parameter=next(iter(fields.values())) if len(fields) == 1 and not takes_extra else None,
         fields=fields,
+        positional=tuple(positional),
         lookup=looked_up,
         next=_checked_next(shown, next_names),
         isolation=isolation,
@@ -222,7 +228,7 @@ def _lookup_names(shown: str, names: Sequence[str], parameters: Collection[str] 
     return checked
 
 
-def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
+def hinted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the callable that has the type hints: the function inside a partial, or the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
