@@ -6,9 +6,14 @@ from mtask.lazy import names_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mtask.app.app import App
+    from mtask.app.calls import call
     from mtask.app.context import Context
     from mtask.arguments.publish import TaskSpec
     from mtask.client.aio import AsyncClient
+    from mtask.client.flow_handles_aio import AsyncFlowHandle
+    from mtask.client.flow_handles_sync import FlowHandle
+    from mtask.client.handles_aio import AsyncTaskHandle
+    from mtask.client.handles_sync import TaskHandle
     from mtask.client.sync import Client
     from mtask.doctor.position import Position
     from mtask.errors import (
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     )
     from mtask.features.audit_log.client import Action
     from mtask.features.bulk.client import Bulk, BulkPlan
+    from mtask.features.calls.call import Call
     from mtask.features.encryption.settings import Encryption
     from mtask.features.flows.change import ChangedFlow
     from mtask.features.flows.client import Flow
@@ -48,8 +54,11 @@ __all__ = [
     "Action",
     "App",
     "AsyncClient",
+    "AsyncFlowHandle",
+    "AsyncTaskHandle",
     "Bulk",
     "BulkPlan",
+    "Call",
     "ChangedFlow",
     "Child",
     "Client",
@@ -59,6 +68,7 @@ __all__ = [
     "Encryption",
     "Fail",
     "Flow",
+    "FlowHandle",
     "FlowRow",
     "FlowState",
     "FoundTasks",
@@ -78,6 +88,7 @@ __all__ = [
     "TaskExists",
     "TaskFailed",
     "TaskFields",
+    "TaskHandle",
     "TaskNotFound",
     "TaskOption",
     "TaskPage",
@@ -86,15 +97,22 @@ __all__ = [
     "TaskStatus",
     "WaitTimeout",
     "__version__",
+    "call",
 ]
 
 #: The public names by module. The block for type checkers above says the same, and a test compares the two.
 _MODULES = {
     "mtask.app.app": ("App",),
+    "mtask.app.calls": ("call",),
     "mtask.app.context": ("Context",),
+    "mtask.features.calls.call": ("Call",),
     "mtask.features.flows.handler": ("Child",),
     "mtask.features.flows.next": ("Next",),
     "mtask.client.aio": ("AsyncClient",),
+    "mtask.client.flow_handles_aio": ("AsyncFlowHandle",),
+    "mtask.client.flow_handles_sync": ("FlowHandle",),
+    "mtask.client.handles_aio": ("AsyncTaskHandle",),
+    "mtask.client.handles_sync": ("TaskHandle",),
     "mtask.features.flows.client": ("Flow",),
     "mtask.arguments.publish": ("TaskSpec",),
     "mtask.doctor.position": ("Position",),

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Each source, and the file that is generated from it.
 SOURCES = {
     "mtask/client/aio.py": "mtask/client/sync.py",
+    "mtask/client/flow_handles_aio.py": "mtask/client/flow_handles_sync.py",
+    "mtask/client/handles_aio.py": "mtask/client/handles_sync.py",
     "mtask/features/events/events_aio.py": "mtask/features/events/events_sync.py",
 }
 #: Names in code, and words in docstrings and comments.
@@ -26,8 +28,10 @@ NAMES = {
     "AsyncConnection": "SyncConnection",
     "AsyncCursor": "SyncCursor",
     "AsyncEvents": "Events",
+    "AsyncFlowHandle": "FlowHandle",
     "AsyncIterator": "Iterator",
     "AsyncReader": "SyncReader",
+    "AsyncTaskHandle": "TaskHandle",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -35,6 +39,8 @@ NAMES = {
     "__anext__": "__next__",
     "connection_aio": "connection_sync",
     "events_aio": "events_sync",
+    "flow_handles_aio": "flow_handles_sync",
+    "handles_aio": "handles_sync",
 }
 #: Texts that differ, by file, as they are after NAMES has been applied. Each must be found at least once.
 PHRASES = {
@@ -66,6 +72,8 @@ PHRASES = {
             "    from mtask.kernel.driver.types import SyncSession\n",
         ),
     ),
+    "mtask/client/flow_handles_aio.py": (("of a flow for asyncio:", "of a flow for sync code:"),),
+    "mtask/client/handles_aio.py": (("of a task for asyncio:", "of a task for sync code:"),),
     "mtask/features/events/events_aio.py": (
         ("as they end, for asyncio.", "as they end, for sync code."),
         ("for asyncio: it continues", "for sync code: it continues"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from mtask.arguments import pointers as pointing
 from mtask.arguments import publish as publication
@@ -18,9 +18,10 @@ from mtask.arguments.criteria import (
     TaskCriteria,
 )
 from mtask.arguments.criteria import checked as checked_criteria
-from mtask.arguments.publish import UNCHANGED, PublishArguments, PublishManyArguments, TaskSpec
+from mtask.arguments.publish import UNCHANGED, Call, PublishArguments, PublishManyArguments, TaskSpec
 from mtask.client import requests
 from mtask.client.connection_aio import AsyncConnection
+from mtask.client.handles_aio import AsyncTaskHandle
 from mtask.defaults import CONFIRMATION, OVERDUE
 from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
 from mtask.features.audit_log.client import DONE, Intent
@@ -34,7 +35,8 @@ from mtask.says import check_names, split
 if TYPE_CHECKING:
     from mtask.arguments.pointers import TaskPointer
     from mtask.arguments.publish import TaskRef
-    from mtask.client import versions, views
+    from mtask.client import flow_handles_aio, versions, views
+    from mtask.client.flow_handles_aio import AsyncFlowHandle
     from mtask.doctor import backlog, explain, position
     from mtask.doctor import checks as doctor
     from mtask.doctor import operations as diagnosis
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from mtask.features.flows import requests as flow_requests
     from mtask.features.flows.change import ChangedFlow
     from mtask.features.flows.client import Flow
-    from mtask.features.flows.publish import PublishedFlow
     from mtask.features.flows.views import FlowRow, FlowState
     from mtask.features.limits import doctor as limits
     from mtask.features.limits.doctor import PermitUse
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from mtask.search.partial import FoundTasks, TaskFields
 else:
     # A service that publishes needs none of these.
+    flow_handles_aio = LazyModule("mtask.client.flow_handles_aio")
     flow_requests = LazyModule("mtask.features.flows.requests")
     flows = LazyModule("mtask.features.flows.client")
     several = LazyModule("mtask.features.events.completed")
@@ -100,6 +102,8 @@ else:
     by_queue = LazyModule("mtask.search.by_queue")
     counting = LazyModule("mtask.search.counts")
 
+R = TypeVar("R")
+
 
 class AsyncClient(AsyncConnection):
     """Publish, query, cancel and retry tasks, from asyncio.
@@ -116,6 +120,12 @@ class AsyncClient(AsyncConnection):
     `encryption` holds the keys of encrypted tasks: see `Encryption`.
     """
 
+    @overload
+    async def publish(
+        self, task: Call[R], *, session: Any = None, **arguments: Unpack[PublishArguments]
+    ) -> AsyncTaskHandle[R]: ...
+
+    @overload
     async def publish(
         self,
         task: TaskRef,
@@ -123,16 +133,26 @@ class AsyncClient(AsyncConnection):
         *,
         session: Any = None,
         **arguments: Unpack[PublishArguments],
-    ) -> Published:
+    ) -> AsyncTaskHandle[Any]: ...
+
+    async def publish(
+        self,
+        task: TaskRef | Call[Any],
+        params: Any = None,
+        *,
+        session: Any = None,
+        **arguments: Unpack[PublishArguments],
+    ) -> AsyncTaskHandle[Any]:
         """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
-        `task` is a registered handler or its name. `key` is the idempotency key. Without `key`, the task gets a fresh
-        key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the server's clock. `lookup` holds
-        values by name, such as {"user_id": 7, "tags": ["a", "b"]}, by which `find` finds the task. If the task
-        exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue, params, task_option,
-        lookup and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of an existing task, and
-        `clean_success` drops its successful runs, so that the task runs again. With `not_update_running`, TaskRunning
-        is raised while a live run holds the task.
+        `task` is a registered handler or its name, or `call(handler)(...)`, whose arguments type checkers check. The
+        returned handle says whether the task is new, and waits for its result. `key` is the idempotency key. Without
+        `key`, the task gets a fresh key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the
+        server's clock. `lookup` holds values by name, such as {"user_id": 7, "tags": ["a", "b"]}, by which `find` finds
+        the task. If the task exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue,
+        params, task_option, lookup and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of
+        an existing task, and `clean_success` drops its successful runs, so that the task runs again. With
+        `not_update_running`, TaskRunning is raised while a live run holds the task.
 
         `callback` tells an address of the task's end: {"url": "https://...", "on": ["SUCCESS", "FAIL"], "secret":
         NAME}. Without `on`, it tells each end, also a CANCELED. A worker with --callbacks sends the message, until it
@@ -158,7 +178,10 @@ class AsyncClient(AsyncConnection):
         spec, policy = publication.published_by(task, params, arguments)
         is_in_session = session is not None
         request = publication.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
-        return await self._run(request, session)
+        published = await self._run(request, session)
+        handle: AsyncTaskHandle[Any] = AsyncTaskHandle(published.task_id, published.created, published.updated)
+        handle._client, handle._call = self, spec.call
+        return handle
 
     async def publish_many(
         self,
@@ -177,16 +200,17 @@ class AsyncClient(AsyncConnection):
         request = publication.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=tenant)
         return await self._run(request, session)
 
-    async def publish_flow(self, flow: Flow, *, session: Any = None) -> PublishedFlow:
+    async def publish_flow(self, flow: Flow, *, session: Any = None) -> AsyncFlowHandle:
         """Publish all tasks of a flow, or none, once for each key of a flow.
 
         If a flow of this key exists, nothing changes: `created` is False, and `differs` says whether that flow has
-        other steps or dependencies. With the `session` of a transaction that the caller has begun, the flow is
-        published inside that transaction. Raises InvalidFlow and other subclasses of InvalidInput, FlowConflict,
-        WorkersTooOld, and subclasses of DatabaseError.
+        other steps or dependencies. The returned handle has the handles of the steps. With the `session` of a
+        transaction that the caller has begun, the flow is published inside that transaction. Raises InvalidFlow and
+        other subclasses of InvalidInput, FlowConflict, WorkersTooOld, and subclasses of DatabaseError.
         """
         with flows.FlowPublication(flow, self._middleware, self._tenant) as publication:
-            return publication.done(await self._transact(publication.operation, session))
+            published = publication.done(await self._transact(publication.operation, session))
+        return flow_handles_aio.AsyncFlowHandle(published, flow, self)
 
     async def get(self, task: TaskRef, key: str) -> Task:
         """Return a task; raise TaskNotFound or MalformedTask."""
@@ -790,10 +814,33 @@ class AsyncClient(AsyncConnection):
 
     # --- schedules ------------------------------------------------------------------------------------------
 
+    @overload
+    async def add_schedule(
+        self,
+        schedule_id: str,
+        task: Call[Any],
+        when: When,
+        *,
+        if_exists: IfExists = "update",
+        **given: Unpack[ScheduleArguments],
+    ) -> Schedule: ...
+
+    @overload
     async def add_schedule(
         self,
         schedule_id: str,
         task: TaskRef,
+        when: When,
+        params: Any = None,
+        *,
+        if_exists: IfExists = "update",
+        **given: Unpack[ScheduleArguments],
+    ) -> Schedule: ...
+
+    async def add_schedule(
+        self,
+        schedule_id: str,
+        task: TaskRef | Call[Any],
         when: When,
         params: Any = None,
         *,

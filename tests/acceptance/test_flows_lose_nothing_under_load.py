@@ -222,10 +222,10 @@ def random_flow(random: Random, key: str) -> Flow:
         name = f"s{number}"
         on_failed = random.choice(("cancel", "cancel", "run", "fail"))
         if random.random() < 0.03:
-            flow.add(name, "fail", after=after, on_failed=on_failed, max_unexpected_retries=0)  # type: ignore[arg-type]
+            flow.add(name, "fail", after=after, on_failed=on_failed, max_unexpected_retries=0)  # type: ignore[call-overload]
         else:
             seconds = random.choice((0.0, 0.0, 0.05, 0.3))
-            flow.add(name, "sleep", {"seconds": seconds}, after=after, on_failed=on_failed)  # type: ignore[arg-type]
+            flow.add(name, "sleep", {"seconds": seconds}, after=after, on_failed=on_failed)  # type: ignore[call-overload]
         names.append(name)
     return flow
 

@@ -134,8 +134,8 @@ def test_an_executor_of_a_frozen_worker_ends_soon_after_the_lease(stage: Stage, 
 def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report, how: str) -> None:
     worker = start(stage, "--executors", "2")
     lease = {"ping_interval_ms": 300, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
-    stage.client.publish("stuck", params(stage, how), key="1", **lease)  # type: ignore[arg-type]
-    stage.client.publish("hold", {"folder": str(stage.folder)}, key="2", **lease)  # type: ignore[arg-type]
+    stage.client.publish("stuck", params(stage, how), key="1", **lease)  # type: ignore[call-overload]
+    stage.client.publish("hold", {"folder": str(stage.folder)}, key="2", **lease)  # type: ignore[call-overload]
     pids = [int(noted(stage, "started-1")), int(noted(stage, "started-2"))]
     if how == "forks":
         pids += map(int, noted(stage, "children-1").split())

@@ -47,14 +47,14 @@ def test_backup_brings_the_past_back_and_workers_go_on_from_there(stage: Stage) 
     worker = stage.start("A")
     done = stage.client.publish("noop", key="done before").task_id
     stage.wait_status(done, "SUCCESS")
-    held = stage.client.publish("hold", {"gate": stage.gate()}, key="held", **lease).task_id  # type: ignore[arg-type]
+    held = stage.client.publish("hold", {"gate": stage.gate()}, key="held", **lease).task_id  # type: ignore[call-overload]
     stage.wait_run(held, "A")
-    frail = stage.client.publish(
+    frail = stage.client.publish(  # type: ignore[call-overload]
         "hold",
         {"gate": stage.gate()},
         key="frail",
         max_unexpected_retries=0,
-        **lease,  # type: ignore[arg-type]
+        **lease,
     ).task_id
     stage.wait_run(frail, "A")
     later = stage.client.publish("noop", key="done later", delay=timedelta(hours=1)).task_id

@@ -313,7 +313,10 @@ def test_client_that_could_not_connect_at_first_works_once_the_database_is_there
 
 def test_client_is_shared_by_threads(mongo_uri: str, database_name: str) -> None:
     async def publish_from_threads(client: Client) -> list[Published]:
-        return await asyncio.gather(*(asyncio.to_thread(client.publish, "a", key=str(n % 20)) for n in range(100)))
+        found: list[Published] = await asyncio.gather(
+            *(asyncio.to_thread(client.publish, "a", key=str(n % 20)) for n in range(100))
+        )
+        return found
 
     with Client(mongo_uri, database=database_name) as client:
         told = asyncio.run(publish_from_threads(client))

@@ -52,6 +52,6 @@ def test_name_of_no_argument_of_publish_is_refused() -> None:
     with pytest.raises(UnknownOption, match="did you mean 'priority'"):
         published_by("a", None, {"prioritty": 1})[0].prepare()
     with pytest.raises(UnknownOption):
-        TaskSpec("a", if_exists="keep").prepare()  # type: ignore[call-arg]
+        TaskSpec("a", if_exists="keep").prepare()  # type: ignore[call-overload]
     with Client("mongodb://127.0.0.1:1/", check=False) as client, pytest.raises(TypeError, match="'call_id'"):
         client.publish_many([TaskSpec("a")], call_id="b")  # type: ignore[call-arg]

@@ -69,6 +69,7 @@ _REACHED = (
 )
 #: Users get these from a call or as an argument, and do not make them.
 _MADE_BY_US = (
+    mtask.Call,
     mtask.Context,
     Transaction,
     Adding,
@@ -112,7 +113,7 @@ def _described(title: str, value: Any) -> Iterator[str]:
         yield from _indented(_members(value))
     elif callable(value):
         yield f"{title}: function"
-        yield from _indented([_signature(value.__name__, value)])
+        yield from _indented(_with_overloads(value.__name__, value))
     else:
         yield f"{title}: {type(value).__name__}"
 
@@ -135,7 +136,7 @@ def _members(cls: type) -> Iterator[str]:
     elif dataclasses.is_dataclass(cls):
         yield from (f"{field.name}: {_text(field.type)}{_default_of(field)}" for field in dataclasses.fields(cls))
     elif cls not in _MADE_BY_US and "__init__" in _own_names(cls):
-        yield _signature("__init__", inspect.getattr_static(cls, "__init__"))
+        yield from _with_overloads("__init__", inspect.getattr_static(cls, "__init__"))
     if not issubclass(cls, BaseModel | enum.Enum) and not dataclasses.is_dataclass(cls):
         yield from sorted({f"attribute {name}" for name in _attributes(cls)})
     for name in sorted(_own_names(cls)):
@@ -160,9 +161,13 @@ def _member(name: str, member: Any) -> Iterator[str]:
     elif isinstance(member, classmethod | staticmethod):
         yield f"{type(member).__name__} {_signature(name, member.__func__)}"
     elif inspect.isfunction(member):
-        for overload in typing.get_overloads(member):
-            yield f"overload {_signature(name, overload)}"
-        yield _signature(name, member)
+        yield from _with_overloads(name, member)
+
+
+def _with_overloads(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    for overload in typing.get_overloads(function):
+        yield f"overload {_signature(name, overload)}"
+    yield _signature(name, function)
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:

@@ -309,7 +309,7 @@ async def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lap
     gauge = Gauge()
     client.limit("default", concurrency=1)
     lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
-    client.publish("work", key="of the dead", **lease)  # type: ignore[arg-type]
+    client.publish("work", key="of the dead", **lease)  # type: ignore[call-overload]
     store.run(setup.ensure(setup.EVERY))
     store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=1), [Wanted("work:of the dead")])], "w", "token"))
     (document,) = store.run(claims.claim(["work:of the dead"], "dead", "token"))
@@ -353,7 +353,7 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
     lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
     ids = ["work:lives on", "work:of the dead"]
     for task_id in ids:
-        client.publish("work", key=task_id.partition(":")[2], **lease)  # type: ignore[arg-type]
+        client.publish("work", key=task_id.partition(":")[2], **lease)  # type: ignore[call-overload]
     store.run(setup.ensure(setup.EVERY))
     store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=2), [*map(Wanted, ids)])], "w", "token"))
     assert len(store.run(claims.claim(ids, "dead", "token"))) == 2
