@@ -99,7 +99,7 @@ def of_client(client: Client, spec: TaskSpec, task: Task) -> None:
 
 async def of_async_client(client: AsyncClient, published: Published) -> None:
     client.publish("send_email", {}).created  # wrong
-    (await client.publish("send_email", {})).task  # wrong
+    (await client.publish("send_email", {})).status  # wrong
     published.created = True  # wrong
     async for event in client.events():
         event.token.real  # wrong

@@ -12,6 +12,7 @@ from typing import Any, Literal, assert_type
 from mtask import (
     App,
     AsyncClient,
+    AsyncTaskHandle,
     Child,
     Client,
     Context,
@@ -31,6 +32,7 @@ from mtask import (
     TaskExists,
     TaskFailed,
     TaskFields,
+    TaskHandle,
     TaskNotFound,
     TaskOption,
     TaskSpec,
@@ -113,7 +115,7 @@ async def handlers_stay_what_they_are(context: Context) -> None:
 
 def publish(client: Client, message: dict[str, Any], due: datetime) -> Task | None:
     published = client.publish(send_email, message, key="welcome/42", priority=5, delay=timedelta(minutes=1))
-    assert_type(published, Published)
+    assert_type(published, TaskHandle[Any])
     assert_type((published.task_id, published.created, published.updated), tuple[str, bool, bool])
     client.publish("send_email", message, if_exists="update", clean_failed=True, start_time=due)
     specs = [TaskSpec(import_file, {"path": f"{n}.csv"}, key=f"bulk/{n}", retain_success_ms=1_000) for n in range(9)]
@@ -139,7 +141,7 @@ def publish(client: Client, message: dict[str, Any], due: datetime) -> Task | No
 
 
 async def publish_async(client: AsyncClient) -> None:
-    assert_type(await client.publish("send_email", {"to": "a@b.c"}, key="a"), Published)
+    assert_type(await client.publish("send_email", {"to": "a@b.c"}, key="a"), AsyncTaskHandle[Any])
     assert_type(await client.publish_many([TaskSpec("send_email", {"to": "a@b.c"})]), list[Published | TaskError])
     task = await client.get(send_email, "a")
     assert_type(task, Task)

@@ -25,13 +25,14 @@ import mtask
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "tests" / "typing_example"
-SERVICE, MISUSE = "service.py", "misuse.py"
+#: What is right, and what is wrong on each marked line. The second of each is about `call`.
+RIGHT, WRONG = ("service.py", "calls.py"), ("misuse.py", "miscalls.py")
 _MARK = "# wrong"
 PAGE = ROOT / "mtask" / "web" / "page"
 PARTS_OF_PAGE = (("templates", "base.html"), ("static", "app.css"), ("static", "vendor/htmx/htmx.min.js"))
 #: Strict for the program that is right. For the mistakes only what a type's precision decides: strict mode would refuse
 #: some of them for unknown types, or as unused expressions, too.
-_PYRIGHT = {"strict": [SERVICE], "reportUnusedExpression": "none", "reportUnnecessaryComparison": "error"}
+_PYRIGHT = {"strict": [*RIGHT], "reportUnusedExpression": "none", "reportUnnecessaryComparison": "error"}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -112,9 +113,9 @@ def needed(requirements: Iterable[str], extra: str = "") -> Iterator[Distributio
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the user's program to a folder from which no source of ours is found."""
+    """Copy the user's programs to a folder from which no source of ours is found."""
     folder = tmp_path_factory.mktemp("example")
-    for name in (SERVICE, MISUSE):
+    for name in (*RIGHT, *WRONG):
         shutil.copy(EXAMPLE / name, folder)
     return folder
 
@@ -165,29 +166,29 @@ def contents(wheel: Path) -> dict[str, str]:
 # --- types --------------------------------------------------------------------------------------------------------
 
 
-def marked(file: Path) -> set[tuple[str, int]]:
+def marked(folder: Path) -> set[tuple[str, int]]:
     """Return the lines that are marked as mistakes."""
-    lines = enumerate(file.read_text().splitlines(), start=1)
-    return {(file.name, number) for number, line in lines if line.endswith(_MARK)}
+    lines = ((name, enumerate((folder / name).read_text().splitlines(), start=1)) for name in WRONG)
+    return {(name, number) for name, numbered in lines for number, line in numbered if line.endswith(_MARK)}
 
 
 @pytest.mark.long
-def test_mypy_accepts_a_users_program_and_refuses_each_mistake(installed: Environment, example: Path) -> None:
+def test_mypy_accepts_users_programs_and_refuses_each_mistake(installed: Environment, example: Path) -> None:
     python = str(installed.folder / "bin" / "python")
     # Bare of configuration, as a user without pydantic's plugin has it.
     flags = ("--strict", "--config-file=", "--no-incremental", "--output=json", f"--python-executable={python}")
-    told = run(example, sys.executable, "-m", "mypy", *flags, SERVICE, MISUSE, codes=(1,))
+    told = run(example, sys.executable, "-m", "mypy", *flags, *RIGHT, *WRONG, codes=(1,))
     refused = [error for error in map(json.loads, told.splitlines()) if error["severity"] == "error"]
-    assert [error for error in refused if error["file"] == SERVICE] == []
-    assert {(error["file"], error["line"]) for error in refused} == marked(example / MISUSE)
+    assert [error for error in refused if error["file"] in RIGHT] == []
+    assert {(error["file"], error["line"]) for error in refused} == marked(example)
 
 
 @pytest.mark.long
-def test_pyright_accepts_a_users_program_and_refuses_each_mistake(installed: Environment, example: Path) -> None:
+def test_pyright_accepts_users_programs_and_refuses_each_mistake(installed: Environment, example: Path) -> None:
     (example / "pyrightconfig.json").write_text(json.dumps(_PYRIGHT))
     python = str(installed.folder / "bin" / "python")
     told = run(example, sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, "-p", ".", codes=(1,))
     refused = [error for error in json.loads(told)["generalDiagnostics"] if error["severity"] == "error"]
-    assert [error for error in refused if Path(error["file"]).name == SERVICE] == []
+    assert [error for error in refused if Path(error["file"]).name in RIGHT] == []
     found = {(Path(error["file"]).name, error["range"]["start"]["line"] + 1) for error in refused}
-    assert found == marked(example / MISUSE)
+    assert found == marked(example)
