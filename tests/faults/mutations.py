@@ -27,6 +27,7 @@ from time import monotonic
 
 from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
+from tests.faults.mutants_of_calls import CALL_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_deploying import DEPLOYING_MUTATIONS
@@ -58,6 +59,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *FLOW_REQUEST_MUTATIONS,
     *GATHERING_MUTATIONS,
     *CALLBACK_MUTATIONS,
+    *CALL_MUTATIONS,
     *METRIC_MUTATIONS,
     *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,
