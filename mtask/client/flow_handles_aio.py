@@ -42,12 +42,12 @@ class AsyncFlowHandle(PublishedFlow):
 
     def __init__(self, published: PublishedFlow, flow: Flow, client: FlowsClient) -> None:
         super().__init__(*_parts(published))
-        self._client = client
-        self._steps = {}
+        steps: dict[str, AsyncTaskHandle[Any]] = {}
         for spec, task_id in zip(flow.specs, published.task_ids, strict=True):
             handle: AsyncTaskHandle[Any] = AsyncTaskHandle(task_id, published.created, updated=False)
-            handle._client, handle._call = client, spec.call
-            self._steps[str(spec.key).removeprefix(f"{flow.key}/")] = handle
+            _set(handle, _client=client, _call=spec.call)
+            steps[str(spec.key).removeprefix(f"{flow.key}/")] = handle
+        _set(self, _client=client, _steps=steps)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PublishedFlow) and _parts(self) == _parts(other)
@@ -96,3 +96,9 @@ class AsyncFlowHandle(PublishedFlow):
 
 def _parts(published: PublishedFlow) -> tuple[Any, ...]:
     return published.key, published.task_ids, published.created, published.differs
+
+
+def _set(handle: PublishedFlow | AsyncTaskHandle[Any], **values: Any) -> None:
+    """Set what a handle holds beside what was published, which is frozen."""
+    for name, value in values.items():
+        object.__setattr__(handle, name, value)

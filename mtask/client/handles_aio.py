@@ -43,7 +43,7 @@ class AsyncTaskHandle(Published, Generic[R_co]):
 
     __slots__ = ("_call", "_client")
 
-    # The client sets them, so that a publish enters no file more: its path is to be short.
+    # Whoever makes a handle sets them. A constructor here would be one more file on the path of each publish.
     _client: TasksClient
     _call: Call[R_co] | None
 

@@ -181,7 +181,8 @@ class Client(SyncConnection):
         request = publication.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
         published = self._run(request, session)
         handle: TaskHandle[Any] = TaskHandle(published.task_id, published.created, published.updated)
-        handle._client, handle._call = self, spec.call
+        for name, value in (("_client", self), ("_call", spec.call)):
+            object.__setattr__(handle, name, value)  # a published task is frozen
         return handle
 
     def publish_many(

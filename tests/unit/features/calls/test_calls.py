@@ -139,21 +139,21 @@ def test_only_a_registered_function_can_be_called(task: Any, words: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("task", "positional", "named", "words"),
     [
-        (lambda: call(send_email)("a", "b", "c"), "'send_email': 3 arguments are given by position, and only to, sub"),
-        (lambda: call(import_file)("a", 3), "2 arguments are given by position, and only path can be"),
-        (lambda: call(more)(name="a", *["b"]), "name is given by position and by name: give it once"),  # noqa: B026
-        (lambda: call(send_email)(None, to="a"), "to is given by position and by name"),
-        (lambda: call(send_email)(context=None, to="a"), "the worker gives 'context', so leave it out"),
-        (lambda: call(context_comes_last)("a", context=None), "the worker gives 'context'.* annotated Context"),
+        (send_email, ("a", "b", "c"), {}, "'send_email': 3 arguments are given by position, and only to, subject can"),
+        (import_file, ("a", 3), {}, "2 arguments are given by position, and only path can be"),
+        (more, ("b",), {"name": "a"}, "name is given by position and by name: give it once"),
+        (send_email, (None,), {"to": "a"}, "to is given by position and by name"),
+        (send_email, (), {"context": None, "to": "a"}, "the worker gives 'context', so leave it out"),
+        (context_comes_last, ("a",), {"context": None}, "the worker gives 'context'.* annotated Context"),
     ],
 )
 def test_arguments_without_a_name_or_with_two_values_are_refused_at_the_call(
-    make: Callable[[], Any], words: str
+    task: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidParams, match=words):
-        make()
+        call(task)(*positional, **named)
 
 
 @pytest.mark.parametrize(
