@@ -53,6 +53,12 @@ CONTROL_MUTATIONS = (
         (f"{_PERMITS_TESTS}::test_a_permit_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks",),
     ),
     Mutation(
+        "permit-of-a-rescue-given-away",
+        "The permit of a lapsed run goes to whoever waits, before its own task could be rescued.",
+        (Edit(_PERMITS, "_Run.until_given_up", "+ RESCUE", ""),),
+        (f"{_PERMITS_TESTS}::test_the_permit_of_a_lapsed_run_is_left_to_its_own_task_for_a_while",),
+    ),
+    Mutation(
         "permit-given-back-by-task",
         "Who did not get a task, or whose run of it is over, gives back the permit of another run.",
         (

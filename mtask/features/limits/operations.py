@@ -44,6 +44,10 @@ MAX_WAITING = 100
 #: The longest delay between `claim_by` and the write of a claim that began before `claim_by`. A run that is still
 #: missing after this delay will never come: the server ends a claim after 5 s at the latest.
 _LATEST = timedelta(seconds=6)
+#: How long after the lapse of a run its permit is left to the task of that run. Who rescues the task takes the permit
+#: over, and no rescue is to take longer. Given back at once, it would go to another task that waits.
+RESCUE = timedelta(milliseconds=500)
+_NO_TIME = timedelta(0)
 _RACES = 5
 #: The kinds of limits that may hold for one task: of its limit_key, of its tenant in the queue, of its tenant, and of
 #: its queue.
@@ -339,7 +343,7 @@ class Reclaimed:
     """The result of a search for permits of dead runs."""
 
     has_found: bool
-    #: The time until the next lease lapses, or None if no run has a live lease.
+    #: The time until the permit of the next lapsed run may be given back; None: no run holds one by its lease.
     next_lapse: timedelta | None
     #: The tasks whose lapsed runs were to be closed, and the number of tasks that have changed.
     lapsed: Collection[str] = ()
@@ -347,7 +351,7 @@ class Reclaimed:
 
 
 def reclaim(crowded: Sequence[PermitPool], worker_id: str) -> Operation[Reclaimed]:
-    """Give back the permits that ended runs still hold.
+    """Give back the permits that ended runs still hold, but those of lapsed runs only after `RESCUE`.
 
     A lapsed run is closed first, so that no late ping can revive it.
     """
@@ -359,7 +363,7 @@ def reclaim(crowded: Sequence[PermitPool], worker_id: str) -> Operation[Reclaime
     now: datetime = found[0]["now"]
     runs = yield from _runs_of({entry["task_id"] for _, entry in entries})
     held = [run for _, entry in entries if (run := runs.get((entry["task_id"], entry["token"]))) is not None]
-    lapsed = {run.task_id for run in held if run.is_running and run.lapses is not None and run.lapses <= now}
+    lapsed = {run.task_id for run in held if run.is_running and run.until_given_up(now) == _NO_TIME}
     closed_cnt = 0
     if lapsed:
         closed_cnt = yield from _settle_each(lapsed)
@@ -367,11 +371,11 @@ def reclaim(crowded: Sequence[PermitPool], worker_id: str) -> Operation[Reclaime
     dead = []
     for pool_id, entry in entries:
         run = runs.get((entry["task_id"], entry["token"]))
-        if entry["claim_by"] + _LATEST < now if run is None else run.is_over:
+        if entry["claim_by"] + _LATEST < now if run is None else run.is_over and not run.until_given_up(now):
             dead.append((pool_id, (entry["task_id"], entry["token"])))
     if dead:
         yield from _give_back([pool_id for pool_id, _ in dead], worker_id, [run for _, run in dead])
-    later = [run.lapses - now for run in held if run.is_running and run.lapses is not None and run.lapses > now]
+    later = [left for run in held if (left := run.until_given_up(now))]
     return Reclaimed(bool(dead), min(later, default=None), lapsed, closed_cnt)
 
 
@@ -395,6 +399,7 @@ class _Run:
 
     task_id: str
     is_running: bool
+    has_lapsed: bool  #: whether it was closed because its lease had lapsed
     lapses: datetime | None
     #: Whether the run's task has ended. In an ended task, a run without a readable lease is not live.
     is_task_final: bool
@@ -402,6 +407,12 @@ class _Run:
     @property
     def is_over(self) -> bool:
         return not self.is_running or (self.lapses is None and self.is_task_final)
+
+    def until_given_up(self, now: datetime) -> timedelta | None:
+        """Return how long its lease, and a rescue after it, keep its permit; None: nothing of this kind keeps it."""
+        if self.lapses is None or not (self.is_running or self.has_lapsed):
+            return None
+        return max(_NO_TIME, self.lapses + RESCUE - now)
 
 
 def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]]:
@@ -418,6 +429,7 @@ def _runs_of(task_ids: Collection[str]) -> Operation[dict[tuple[str, str], _Run]
             runs[document["_id"], claims.token_of(str(run.get("run_id")))] = _Run(
                 document["_id"],
                 run.get("status") == RunStatus.RUNNING.value,
+                run.get("status") == RunStatus.TIMEOUT.value,
                 lapses if isinstance(lapses, datetime) else None,
                 is_final,
             )

@@ -56,11 +56,10 @@ def claimed(store: SyncStore, key: str, token: str) -> Document:
     return document
 
 
-def lapse(store: SyncStore, task_id: str) -> None:
-    long_ago = {
-        "$set": {"task_state.worker_states.$[].ping_expire_time": store.run(setup.check_server()) - timedelta(1)}
-    }
-    store.tasks.update_one({"_id": task_id}, long_ago)
+def lapse(store: SyncStore, task_id: str, ago: timedelta = timedelta(1)) -> None:
+    expire_time = store.run(setup.check_server()) - ago
+    lapsed = {"$set": {"task_state.worker_states.$[].ping_expire_time": expire_time}}
+    store.tasks.update_one({"_id": task_id}, lapsed)
 
 
 @pytest.mark.parametrize("limit", [Limit(concurrency=3), Limit(starts=3, window_ms=60_000)])
@@ -150,6 +149,30 @@ def test_a_permit_whose_run_is_closed_or_lapsed_is_given_back_by_whoever_looks(s
     assert runs_in(store.tasks.find_one({"_id": "task:b"}) or {})[0]["status"] == "TIMEOUT"
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_the_permit_of_a_lapsed_run_is_left_to_its_own_task_for_a_while(
+    store: SyncStore, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
+) -> None:
+    """Whoever rescues the task closes the run before it asks. Given back between, the permit would go to others."""
+    assert ask(store, "w1", wanted("t1")).task_ids == {"t1"}
+    token = stored(store)["running"][0]["token"]
+    publish(store, "a")
+    store.collections["places"].update_one({}, {"$set": {"running.0.task_id": "task:a"}})
+    store.run(claims.claim(["task:a"], "w1", token))
+    lapse(store, "task:a", permits.RESCUE / 2)
+    if is_closed:
+        store.run(claims.settle(["task:a"]))
+    monkeypatch.setattr(permits, "RESCUE", timedelta(hours=1))
+    assert not ask(store, "w2", wanted("t9")).task_ids
+    found = store.run(permits.reclaim([QUEUE], "w2"))
+    assert not found.has_found
+    assert found.next_lapse is not None
+    assert called(store) == []  # t9 waits for it, too
+    monkeypatch.setattr(permits, "RESCUE", timedelta(0))
+    assert store.run(permits.reclaim([QUEUE], "w3")).has_found  # nobody has rescued it
+    assert called(store) == ["w2"]
+
+
 def test_a_permit_is_given_back_by_nobody_but_its_own_claim(store: SyncStore) -> None:
     """Several may claim one task at once, and it is claimed anew while its last run is still to be taken down."""
     limit = Limit(concurrency=3, starts=3, window_ms=60_000)
@@ -180,7 +203,7 @@ def test_the_look_says_when_the_next_lease_lapses(store: SyncStore) -> None:
     store.run(claims.claim(["task:a", "task:b"], "w", "1"))
     lapse = store.run(permits.reclaim([QUEUE], "w")).next_lapse
     assert lapse is not None
-    assert timedelta(0) < lapse <= timedelta(seconds=60)
+    assert timedelta(0) < lapse <= timedelta(seconds=60) + permits.RESCUE
 
 
 def test_a_run_without_a_lease_whose_task_has_ended_keeps_no_permit(store: SyncStore) -> None:

@@ -82,6 +82,7 @@ def _permits() -> dict[str, object]:
     granted: Document = {"running": [], "starts": [], "times": [], "running_cnt": 0, "listed": []}
     entry = {"task_id": "task:k", "token": "token", "claim_by": NOW - timedelta(minutes=1)}
     document = {"_id": queue.id, "running": [entry], "now": NOW}
+    later = {**document, "now": NOW + permits.RESCUE}
     ended = stored(task_state={"status": "FAIL", "worker_states": [{**RUN, "status": "FAIL"}]})
     return {
         "permit": told(permits.take([simple], "w", "token"), granted),
@@ -93,7 +94,7 @@ def _permits() -> dict[str, object]:
         ),
         "permits lost": told(permits.settle([queue], "w", {}, [("other:l", "token")])),
         "permits given back": told(permits.give_back(held, "w", 2)),
-        "permits reclaimed": told(permits.reclaim([queue, key], "w"), [document], [stored()], [], Written(1), [ended]),
+        "permits reclaimed": told(permits.reclaim([queue, key], "w"), [later], [stored()], [], Written(1), [ended]),
         "pools": told(pools.read([queue, key])),
         "pools of a queue": told(pools.of_queue("mail", 10)),
         "permits: holders": told(pools.holders([pools.Held("task:k", "token", NOW)])),
