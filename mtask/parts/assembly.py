@@ -13,7 +13,6 @@ from mtask.app.context import Context
 from mtask.app.hooks import Hook
 from mtask.app.middleware import RunCall, watch_finish
 from mtask.errors import HandlerError
-from mtask.features.callbacks.worker import CallbackPart
 from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
@@ -51,7 +50,7 @@ from mtask.kernel.worker.running.transactions import RunTransactions
 from mtask.parts import relays
 from mtask.parts.codec import codec_of
 from mtask.parts.outcomes import successes as judged_by
-from mtask.parts.worker import Features, WorkerOptions, extended
+from mtask.parts.worker import PARTS, Features, WorkerOptions, extended
 
 if TYPE_CHECKING:
     from mtask.features.isolation.pool import ExecutorRoom, Executors
@@ -124,7 +123,7 @@ class Assembly:
             Keys(scope),
             limits,
             FlowPart(scope, self.registrar.registration.incarnation, relays.RELAYS),
-            CallbackPart(scope),
+            [make(scope) for make in PARTS],
             Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None,
             keeper,
             Recorder(scope, self.registrar.registration),

@@ -22,6 +22,7 @@ from mtask.features.metrics.worker import Recorder
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.worker.process.options import ProcessOptions
 from mtask.kernel.worker.process.part import Hooks, Part
+from mtask.kernel.worker.process.state import Scope
 
 if TYPE_CHECKING:  # few workers need these
     from mtask.features.isolation.pool import Executors
@@ -66,6 +67,10 @@ def extended(app: App, options: WorkerOptions) -> tuple[App, WorkerOptions]:
     return callbacks.extended(app, options)
 
 
+#: The parts that need nothing but what all parts share, and that no other part knows.
+PARTS: Sequence[Callable[[Scope], Part]] = (CallbackPart,)
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """The parts of features in a worker, in the order of their hooks."""
@@ -75,7 +80,7 @@ class Features:
     keys: Keys
     limits: Limits
     flows: FlowPart
-    callbacks: CallbackPart
+    others: Sequence[Part]  #: those of `PARTS`
     scheduler: Scheduler | None
     keeper: LogKeeper | None
     recorder: Recorder
@@ -83,8 +88,11 @@ class Features:
 
     def hooks(self) -> Hooks:
         """Collect the hooks that the parts override."""
-        found = (getattr(self, each.name) for each in fields(self))
-        return collected([part for part in found if part is not None])
+        found: list[Part] = []
+        for each in fields(self):
+            part = getattr(self, each.name)
+            found += [part] if isinstance(part, Part) else part or ()
+        return collected(found)
 
 
 def collected(parts: Sequence[Part]) -> Hooks:

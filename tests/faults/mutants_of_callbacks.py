@@ -169,6 +169,18 @@ CALLBACK_MUTATIONS = (
         (Edit("mtask/parts/worker.py", "collected", '_overridden(parts, "upkeep")', "()"),),
         ("tests/unit/house/test_parts.py::test_each_hook_that_a_part_overrides_is_collected",),
     ),
+    Mutation(
+        "parts-of-the-list-do-nothing",
+        "The parts that need nothing but the scope are built, and no hook of them is called.",
+        (Edit("mtask/parts/worker.py", "Features.hooks", "part or ()", "()"),),
+        ("tests/unit/house/test_parts.py::test_the_hooks_of_all_parts_are_collected_in_order",),
+    ),
+    Mutation(
+        "parts-of-the-list-are-not-built",
+        "A worker leaves out the parts that need nothing but the scope.",
+        (Edit("mtask/parts/assembly.py", "Assembly.build", "make(scope) for make in PARTS", ""),),
+        ("tests/integration/house/test_feature_walkthrough.py::test_feature_passes_its_tests_and_those_of_the_lists",),
+    ),
     # --- what may be called ---------------------------------------------------------------------------------
     Mutation(
         "only-the-first-address-is-checked",

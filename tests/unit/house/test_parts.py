@@ -67,11 +67,22 @@ def test_each_relay_of_a_feature_is_listed() -> None:
 
 
 def test_each_part_of_a_feature_is_listed() -> None:
-    listed = re.findall(r"\w+", " ".join(str(each.type) for each in fields(worker.Features)))
+    named = re.findall(r"\w+", " ".join(str(each.type) for each in fields(worker.Features) if each.name != "others"))
+    listed = {*named, *(getattr(make, "__name__", "") for make in worker.PARTS)}
     sources = [path for path in FEATURES.rglob("*.py") if "(Part)" in path.read_text()]
     found = [name for path in sources for name in re.findall(r"^class (\w+)\(Part\)", path.read_text(), re.M)]
     assert found
-    assert sorted(set(listed) - {"None"}) == sorted(found)
+    assert sorted(listed - {"None"}) == sorted(found)
+
+
+def test_the_hooks_of_all_parts_are_collected_in_order() -> None:
+    told: list[str] = []
+    parts: dict[str, Any] = {each.name: Told(each.name, told) for each in fields(worker.Features)}
+    parts |= {"others": [Told("one", told), Told("another", told)], "scheduler": None, "keeper": None}
+    guards = worker.Features(**parts).hooks().guard()
+    assert [guard["sealed"] for guard in guards] == [
+        *("controls", "retention", "keys", "limits", "flows", "one", "another", "recorder", "executors")
+    ]
 
 
 def test_each_hook_that_a_part_overrides_is_collected() -> None:
