@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
-from mtask.arguments.publish import TaskRef, TaskSpec, copied
+from mtask.arguments.publish import Declarations, TaskRef, TaskSpec, copied
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
 from mtask.features.flows import publish
 from mtask.features.flows.next import flow_part, owed
@@ -36,6 +36,10 @@ class HandlerOperations(Protocol):
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """The handlers of the worker's app, by name."""
+
+    @property
+    def known(self) -> Declarations | None:
+        """What is known of handlers of other apps."""
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation for an async handler."""
@@ -160,11 +164,12 @@ class Family:
             spec = copied(child.spec)
             spec.task = with_handler(spec.task, self._operations.handlers)
             spec.key, spec.tenant = f"{own_key(task.tenant, key)}/{step}", task.tenant
-            handler = handler_of(spec.task)
-            if handler is None or "priority" not in handler.options:
+            handler, known = handler_of(spec.task), self._operations.known
+            declared = handler if handler or known is None else known.declaration(str(spec.task))
+            if declared is None or "priority" not in declared.options:
                 spec.options.setdefault("priority", task.task_option.priority)
             try:
-                new = spec.prepare()
+                new = spec.prepare(known=known)
             except MtaskError as error:
                 error.add_note(f"in child {step!r} of {task.id}; no child was added")
                 raise

@@ -12,7 +12,9 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"]
+Collection = Literal[
+    "tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs", "handlers"
+]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
 Target = Literal[Collection, "database", "admin", "session", "codec", "names"]
 Operation = Generator["Call", Any, T]
@@ -40,6 +42,8 @@ class Call:
     timeout: timedelta | None = None
     #: Whether the call reads the tasks of all tenants also for a client of one: see `for_everybody`.
     is_for_everybody: bool = False
+    #: Whether the call is sent outside of the caller's transaction: see `apart`.
+    is_apart: bool = False
 
     def within(self, timeout: timedelta | None) -> Call:
         """Return the same call with this time limit. If `timeout` is None, the usual limit of an operation applies."""
@@ -48,6 +52,10 @@ class Call:
     def for_everybody(self) -> Call:
         """Return the same call, to be sent as it is also for a client of one tenant: see the function of this name."""
         return replace(self, is_for_everybody=True)
+
+    def apart(self) -> Call:
+        """Return the same call, to be sent outside of the caller's transaction: it reads what is there now."""
+        return replace(self, is_apart=True)
 
 
 def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
@@ -171,6 +179,11 @@ def bulks(method: str, *args: Any, **kwargs: Any) -> Call:
 def metrics(method: str, *args: Any, **kwargs: Any) -> Call:
     """Return a call on the collection `metrics`, which holds the counts of workers and of tasks."""
     return Call("metrics", method, args, kwargs)
+
+
+def handlers(method: str, *args: Any, **kwargs: Any) -> Call:
+    """Return a call on the collection `handlers`, which holds what handlers declare."""
+    return Call("handlers", method, args, kwargs)
 
 
 def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:

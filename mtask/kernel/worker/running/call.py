@@ -219,9 +219,11 @@ _STOPPED = "the worker has stopped"
 class RunOperations:
     """Runs the operations of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler], known: Any = None) -> None:
+        """`known` tells what handlers of other apps declare; None: nothing is known of them."""
         self._stores = stores
         self.handlers = handlers
+        self.known = known
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation for an async handler; raise a subclass of DatabaseError."""
