@@ -333,12 +333,11 @@ def test_the_cache_is_bounded(store: SyncStore, client: Client, monkeypatch: pyt
 
 def test_an_unknown_name_warns_once_and_is_published(store: SyncStore, client: Client) -> None:
     registered(store, first_version())
-    with pytest.warns(UnknownTaskName, match="no handler is registered under 'sennd'; did you mean 'send'") as told:
+    with pytest.warns(UnknownTaskName, match="no handler is registered under 'sennd'; did you mean 'send'"):
         assert client.publish("sennd").created
-        client.publish("sennd")
-    assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        client.publish("sennd")
         client.publish("send", {"to": "a"})
     with pytest.warns(UnknownTaskName, match="the task waits for a worker that has one"):
         client.publish("quite/another")
