@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -70,7 +70,7 @@ class HandlerDocument(BaseModel):
     current: Annotated[Text, Field(min_length=1, max_length=MAX_HASH)]
     #: The versions, the last started one last.
     versions: list[HandlerVersion]
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
 
 
 # --- what a handler declares -----------------------------------------------------------------------------
@@ -90,15 +90,14 @@ def hash_of(handler: Handler) -> str:
 
 
 def _declared_by(handler: Handler) -> dict[str, Any]:
-    option = build_option(handler.options).model_dump()
+    option = build_option(handler.options).stored()
     given = handler.next
     by_kind: Iterable[tuple[str | None, str]] = ()
     if given is not None:
         by_kind = [(None, given)] if isinstance(given, str) else sorted(given.items())
     made: dict[str, Any] = {
         "queue": handler.queue,
-        # An option that may be missing in a task may be None here: it is the default.
-        "options": {name: option[name] for name in sorted(handler.options)},
+        "options": {name: option[name] for name in sorted(handler.options) if name in option},
         "lookup": list(handler.lookup),
         "sole": handler.sole_parameter,
         "next": [{"name": name} if kind is None else {"kind": kind, "name": name} for kind, name in by_kind],
