@@ -52,6 +52,11 @@ class Chains:
         except Exception as error:
             return refusal(run, f"the task cannot go on as {next_one.task!r}: {error}"), 0
 
+    def next_name(self, run: HeldRun, value: Any) -> str | None:
+        """Return the name by which a next task is given. None: the run does not go on, or a handler is given."""
+        next_one = value if issubclass(type(value), Next) else self._next_by_name(run)
+        return next_one.task if next_one is not None and isinstance(next_one.task, str) else None
+
     @staticmethod
     def _next_by_name(run: HeldRun) -> Next | None:
         """Return the next task that `@app.task(next=...)` asks for. It has the same params."""

@@ -10,11 +10,13 @@ import pytest
 
 from mtask import App, Child, Client, Context, Flow, Next
 from mtask.doctor import checks as doctor
+from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.registry import operations
 from mtask.features.registry import worker as registering
 from mtask.features.registry.rules import MAX_VERSIONS, declared_by, label
 from mtask.kernel.driver.stores import SyncStore
 from tests.integration.cli.commands import Commands
+from tests.integration.features.registry import isolated
 from tests.integration.features.registry.apps import first_version, registered, second_version
 from tests.integration.worker_harness import Bench, Working
 from tests.mongo import Client as Mongo
@@ -236,6 +238,24 @@ async def test_children_and_next_tasks_by_name_get_what_other_apps_declare(
         for document in bench.tasks.find({"name": "send"}):
             assert (document["queue"], document["declared"]) == ("mail", FIRST), document["_id"]
             assert document["task_option"]["max_unexpected_retries"] == 1
+
+
+async def test_isolated_handlers_publish_by_name_what_other_apps_declare(
+    working: Working, store: SyncStore, client: Client
+) -> None:
+    registered(store, first_version())
+    path = "tests.integration.features.registry.isolated:app"
+    executors = ExecutorOptions(app=path, count=1)
+    async with working(isolated.app, executors=executors) as bench:
+        flow = Flow("f")
+        flow.add("parent", "parent")
+        await asyncio.to_thread(client.publish_flow, flow)
+        one = await asyncio.to_thread(client.publish, "goes_on", key="n")
+        for task_id in ("parent:f/parent", one.task_id):
+            await bench.status(task_id, "SUCCESS")
+        await until(lambda: bench.tasks.count_documents({"name": "send"}) == 2, message="both are published")
+        made = [(document["queue"], document["declared"]) for document in bench.tasks.find({"name": "send"})]
+        assert made == [("mail", FIRST)] * 2
 
 
 # --- what is shown ------------------------------------------------------------------------------------------

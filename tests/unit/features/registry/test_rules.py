@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
+from pydantic_core import core_schema
 
 from mtask import App, Context
 from mtask.errors import InvalidOption, InvalidParams
@@ -53,6 +54,33 @@ async def anything(to: str, **rest: Any) -> None: ...
 
 
 async def nothing(context: Context) -> None: ...
+
+
+class Inner(BaseModel):
+    """A type whose fields are named like parts of a schema."""
+
+    title: str = "secret"
+    default: int = Field(7, examples=["secret"])
+
+
+class Kind(BaseModel):
+    """A type with values that are named like parts of a schema."""
+
+    kind: str = Field(json_schema_extra={"enum": ["title", "default"]})
+
+
+class Strange:
+    """A type without a JSON Schema."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.is_instance_schema(cls)
+
+
+class Large(BaseModel):
+    """A type whose schema is too long."""
+
+    to: str = Field(description="x" * MAX_SCHEMA)
 
 
 FUNCTIONS = (send, sole, optional, anything, nothing)
@@ -102,10 +130,6 @@ def test_a_declaration_is_worked_out_once() -> None:
 
 
 def test_schema_holds_no_defaults_titles_or_examples_and_keeps_fields_with_such_names() -> None:
-    class Inner(BaseModel):
-        title: str = "secret"
-        default: int = Field(7, examples=["secret"])
-
     async def odd(inner: Inner, default: str = "secret", title: list[Inner] | None = None) -> None: ...
 
     schema = json.loads(schema_of(handler(odd)))
@@ -118,27 +142,13 @@ def test_schema_holds_no_defaults_titles_or_examples_and_keeps_fields_with_such_
 
 
 def test_values_of_an_enum_stay() -> None:
-    async def chosen(kind: Any) -> None: ...
-
-    class Kind(BaseModel):
-        kind: str = Field(json_schema_extra={"enum": ["title", "default"]})
-
     async def of(inner: Kind) -> None: ...
 
     assert json.loads(schema_of(handler(of)))["$defs"]["Kind"]["properties"]["kind"]["enum"] == ["title", "default"]
 
 
 def test_a_schema_that_cannot_be_made_or_is_too_long_names_the_parameters() -> None:
-    class Strange:
-        @classmethod
-        def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-            from pydantic_core import core_schema
-
-            return core_schema.is_instance_schema(cls)
-
     async def strange(to: Strange, count: int = 1) -> None: ...
-
-    async def long(to: Any, **rest: Any) -> None: ...
 
     made = json.loads(schema_of(handler(strange)))
     assert made == {
@@ -147,9 +157,6 @@ def test_a_schema_that_cannot_be_made_or_is_too_long_names_the_parameters() -> N
         "additionalProperties": False,
         "required": ["to"],
     }
-
-    class Large(BaseModel):
-        to: str = Field(description="x" * MAX_SCHEMA)
 
     async def large(inner: Large, **rest: Any) -> None: ...
 
@@ -208,7 +215,7 @@ def test_a_schema_that_cannot_be_read_refuses_nothing(schema: str) -> None:
 )
 def test_a_malformed_document_is_a_value_error(change: dict[str, Any]) -> None:
     declared = declared_by(handler(send))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"version|queue|schema"):
         declaration_of({"_id": "send", "current": declared["hash"], "versions": [declared], **change})
 
 
