@@ -115,7 +115,7 @@ class Declarations:
                 found[name] = None
         return list(found)
 
-    def find(self, names: Sequence[str]) -> Operation[None]:
+    def learn(self, names: Sequence[str]) -> Operation[None]:
         """Find out about these names, also if it is known already. Raises a DatabaseError."""
         return done(None)
 
@@ -544,7 +544,7 @@ class Preparation(Generic[T]):
         """Find out what is lacking, and return what is to be published. Raises InvalidInput or a DatabaseError."""
         if self.lacking:
             assert self._known is not None
-            yield from self._known.find(self.lacking)
+            yield from self._known.learn(self.lacking)
             self.made, self.lacking = self._make(self._known), []
         return self.made
 

@@ -831,7 +831,7 @@ class AsyncClient(AsyncConnection):
         """
         known = self._known
         if known is not None and (lacking := known.lacking(publication.TaskSpec(name) for name in names)):
-            await self._run(known.find(lacking))
+            await self._run(known.learn(lacking))
         return known
 
     def unknown_name(self, name: str) -> UnknownTaskName | None:

@@ -832,7 +832,7 @@ class Client(SyncConnection):
         """
         known = self._known
         if known is not None and (lacking := known.lacking(publication.TaskSpec(name) for name in names)):
-            self._run(known.find(lacking))
+            self._run(known.learn(lacking))
         return known
 
     def unknown_name(self, name: str) -> UnknownTaskName | None:

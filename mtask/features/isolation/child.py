@@ -189,7 +189,7 @@ class Child:
             if name is None or name in self._app.handlers or not self._known.lacking([TaskSpec(name)]):
                 return
             if (store := self._stores.for_async()) is not None:
-                await store.run(self._known.find([name]))
+                await store.run(self._known.learn([name]))
         except MtaskError as error:
             logger.warning("next task published without what its handler declares", extra=fields(reason=told(error)))
 

@@ -41,7 +41,7 @@ class Registry(Declarations):
         self._told: set[str] = set()
         self._is_denied = False
 
-    def find(self, names: Sequence[str]) -> Operation[None]:
+    def learn(self, names: Sequence[str]) -> Operation[None]:
         """Find out about these names; warn of those under which no handler is registered.
 
         Raises a DatabaseError, but not an AccessDenied: what cannot be read is not used.

@@ -227,6 +227,20 @@ def test_a_name_is_looked_up_once_and_again_when_its_time_is_over(
     assert stored("send", "e")["queue"] == "post"
 
 
+def test_a_publish_by_name_sends_what_one_by_handler_sends(store: SyncStore, heard: tuple[Client, Heard]) -> None:
+    app = first_version()
+    registered(store, app)
+    client, commands = heard
+    client.publish("send", {"to": "a"}, key="first")
+    sent = []
+    for task in ("send", app.handlers["send"].function):
+        commands.events.clear()
+        client.publish(task, {"to": "a"})
+        client.publish_many([TaskSpec(task, {"to": "a"}) for _ in range(3)])
+        sent.append([*commands.events])
+    assert sent[0] == sent[1]
+
+
 def test_params_that_do_not_fit_what_is_remembered_are_looked_up_anew(
     store: SyncStore, stored: Any, heard: tuple[Client, Heard]
 ) -> None:
