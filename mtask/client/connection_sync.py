@@ -21,7 +21,7 @@ from mtask.doctor import operations as diagnosis
 from mtask.errors import InvalidInput
 from mtask.features.audit_log.client import ActionLog
 from mtask.features.encryption.settings import Encryption
-from mtask.features.registry.client import Registry, UnknownNames
+from mtask.features.registry.client import UnknownNames, registry_of
 from mtask.kernel.document.identity import check_tenant
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Operation, T, owned
@@ -57,8 +57,7 @@ class SyncConnection:
         registry: bool = True,
         unknown_names: UnknownNames = "warn",
     ) -> None:
-        known = Registry(unknown_names)
-        self._known = known if registry else None
+        self._known = registry_of(unknown_names, is_on=registry)
         self._tenant = self._owner = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:

@@ -22,6 +22,8 @@ from mtask.features.callbacks.allowed import CallbackOptions, read_options
 from mtask.features.callbacks.rules import DEFAULT_SECRET, DELIVERY
 from mtask.features.callbacks.testing import CallbackReceiver
 from mtask.features.isolation.options import ExecutorOptions
+from mtask.features.registry import operations as registry
+from mtask.features.registry.rules import declared_by
 from mtask.features.schedules import client as scheduling
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules.client import Definition
@@ -65,6 +67,9 @@ class Bench:
         self.database = database
         self.client = Client(uri, database=database)
         self.client.init(repair=False)
+        with self._store() as store:
+            # What a worker does soon after its start. Here, tasks by name know from the first one on what is declared.
+            store.run(registry.register({handler.name: declared_by(handler) for handler in app}))
         #: By schedule id: the last firing that `fire` has published.
         self._fired: dict[str, datetime] = {}
 

@@ -110,6 +110,17 @@ class Registry(Declarations):
         return None if entry is None else entry.unknown
 
 
+def registry_of(unknown_names: UnknownNames, *, is_on: bool) -> Registry | None:
+    """Return the cache of a client; None: it asks the registry nothing. Raises InvalidInput."""
+    made = Registry(unknown_names)
+    if made.rejects and not is_on:
+        raise InvalidInput(
+            'unknown_names="reject" asks the registry which names there are: drop registry=False.',
+            field="unknown_names",
+        )
+    return made if is_on else None
+
+
 def _known(document: Mapping[str, Any], now: float) -> Known:
     try:
         return Known(now + LASTS, declaration_of(document))

@@ -88,21 +88,25 @@ def start(
 
     In this order: workers that start a version at once find none of each other. `again`: the only names to store.
     """
+    stored = declared if again is None else {name: declared[name] for name in again}
+    yield from register(stored, worker_id)
+    yield from tell(worker_id, incarnation, sorted(label(name, each["hash"]) for name, each in declared.items()))
+
+
+def register(declared: Mapping[str, Mapping[str, Any]], worker_id: str = "") -> Operation[None]:
+    """Store what handlers declare that are started, by this worker."""
+    if not declared:
+        return
     labels = {name: label(name, each["hash"]) for name, each in declared.items()}
-    stored = list(declared if again is None else again)
-    if stored:
-        served = yield from served_by_others(worker_id, [labels[name] for name in stored])
-        yield from setup.make_sure(["handlers"])
-        yield handlers(
-            "upserted",
-            [
-                UpdateOne(
-                    {"_id": name}, statements.start(declared[name], is_served=labels[name] in served), upsert=True
-                )
-                for name in stored
-            ],
-        )
-    yield from tell(worker_id, incarnation, sorted(labels.values()))
+    served = yield from served_by_others(worker_id, list(labels.values()))
+    yield from setup.make_sure(["handlers"])
+    yield handlers(
+        "upserted",
+        [
+            UpdateOne({"_id": name}, statements.start(each, is_served=labels[name] in served), upsert=True)
+            for name, each in declared.items()
+        ],
+    )
 
 
 def tell(worker_id: str, incarnation: str, labels: Sequence[str]) -> Operation[None]:

@@ -377,6 +377,8 @@ def test_a_client_that_rejects_unknown_names_publishes_nothing(
 def test_a_wrong_value_of_unknown_names_is_refused(mongo_uri: str) -> None:
     with pytest.raises(ValueError, match="unknown_names"):
         Client(mongo_uri, unknown_names="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="registry=False"):
+        Client(mongo_uri, unknown_names="reject", registry=False)
 
 
 async def test_rest_warns_of_an_unknown_name_and_tells_a_tenant_no_names(store: SyncStore, serving: Serve) -> None:
@@ -399,6 +401,7 @@ def test_command_line_warns_of_an_unknown_name_on_stderr(store: SyncStore, mtask
     assert "sennd" in ended.out
     assert "did you mean" not in ended.out
     assert "did you mean" not in mtask.ok("publish", "send", '{"to": "a"}').err
+    assert "did you mean 'send'?" in mtask.ok("schedule", "add", "s", "sennd", "--every", "1h").err
 
 
 def test_a_name_that_a_worker_of_an_older_mtask_serves_is_no_unknown_one(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mtask import App, Child, Client, Context, Flow, Next
+from mtask.database.schema import LAYOUTS, Layout
 from mtask.doctor import checks as doctor
 from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.registry import operations
@@ -198,6 +199,28 @@ def test_a_version_that_live_workers_have_is_neither_moved_nor_made_current_agai
     assert mongo[database_name]["handlers"].find_one({"_id": "send"}) == before
     assert store.run(operations.succeed(store.run(operations.hashes()))) == ["send"], "no live worker has the second"
     assert store.run(operations.succeed(store.run(operations.hashes()))) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_validators_take_fields_that_they_do_not_know(layout: Layout) -> None:
+    # So those of revision 9 take `declared` in tasks and `handlers` in workers, and clients of it read both.
+    assert "additionalProperties" not in str(layout.validator())
+    assert layout.model.model_config.get("extra") == "ignore"
+
+
+def test_task_of_this_revision_is_read_and_updated_beside_the_former_one(
+    store: SyncStore, mongo: Mongo, database_name: str, client: Client
+) -> None:
+    validator = LAYOUTS["tasks"].unabridged
+    assert validator is not None
+    former = validator()
+    del former["$jsonSchema"]["properties"]["declared"]
+    registered(store, first_version())
+    mongo[database_name].command("collMod", "tasks", validator=former)
+    client.publish("send", {"to": "a"}, key="k")
+    assert client.get("send", "k").declared == FIRST
+    client.publish("send", {"to": "b"}, key="k", if_exists="update")
+    assert client.cancel("send", "k").declared == FIRST
 
 
 # --- tasks that handlers publish ----------------------------------------------------------------------------
