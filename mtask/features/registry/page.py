@@ -136,7 +136,9 @@ async def publish(visit: Visit) -> Response:
     """Publish a task from the form of its handler."""
     form, name = visit.form, check_name(visit.query.exact("name") or "")
     found = await visit.client.get_handler(name)
-    if found is None or found.declaration is None or found.declaration.hash != form.text("hash"):
+    if found is None:
+        raise NotFound("No handler is registered under this name.")
+    if found.declaration is None or found.declaration.hash != form.text("hash"):
         raise InvalidInput("The handler has another version now. Reload its page.", field="hash")
     delay, key = form.seconds("delay"), form.exact("key") or ""
     made = await visit.client.publish(

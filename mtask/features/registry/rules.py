@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtask.errors import InvalidParams
 from mtask.kernel.document.handlers import Handler
+from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.lookup import MAX_LOOKUPS, taken_from
 from mtask.kernel.document.options import build_option
 from mtask.kernel.document.task import MAX_APP_VERSION, MAX_HASH, Instant, Text
@@ -159,10 +160,11 @@ class Declaration:
         self.name = name
         self.version = version
         self.hash = version.hash
-        self.queue = version.queue
+        # These raise if somebody has stored what this mtask cannot use.
+        self.queue = check_text("queue", version.queue)
         self.options: Mapping[str, Any] = version.options
         self.lookup = tuple(version.lookup)
-        build_option(self.options)  # raises if an older or newer mtask has stored what this one cannot use
+        build_option(self.options)
 
     @cached_property
     def schema(self) -> Mapping[str, Any]:

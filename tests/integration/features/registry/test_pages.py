@@ -221,7 +221,6 @@ async def test_hostile_names_are_only_shown(store: SyncStore, mongo: Mongo, data
             "$set": {
                 "versions.0.schema": schema % (quoted, quoted, quoted),
                 "versions.0.app_version": hostile,
-                "versions.0.queue": hostile,
                 "versions.0.options": {"limit_key": "x"},
             }
         },
@@ -234,10 +233,6 @@ async def test_hostile_names_are_only_shown(store: SyncStore, mongo: Mongo, data
             assert "\u202e" not in page.text.replace(quote(hostile), "") or 'value="' in page.text
         current = mongo[database_name]["handlers"].find_one({"_id": "send"})
         assert current is not None
-        sent = await visitor.send(
-            "/handler/publish?name=send", hash=current["current"], key="k", **{f"param.{hostile}": quoted}
-        )
-        assert sent.status_code == 422, "a hostile queue is refused as any other"
         sent = await visitor.send(
             "/handler/publish?name=send", hash=current["current"], key="k", queue="q", **{f"param.{hostile}": quoted}
         )

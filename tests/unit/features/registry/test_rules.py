@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import core_schema
 
 from mtask import App, Context
-from mtask.errors import InvalidOption, InvalidParams
+from mtask.errors import InvalidInput, InvalidOption, InvalidParams
 from mtask.features.registry import rules
 from mtask.features.registry.rules import (
     MAX_SCHEMA,
@@ -222,6 +222,12 @@ def test_a_malformed_document_is_a_value_error(change: dict[str, Any]) -> None:
 def test_options_that_this_mtask_does_not_know_are_a_value_error() -> None:
     declared = {**declared_by(handler(send)), "options": {"of_tomorrow": 1}}
     with pytest.raises(InvalidOption):
+        declaration_of({"_id": "send", "current": declared["hash"], "versions": [declared]})
+
+
+def test_a_queue_that_no_task_can_have_is_a_value_error() -> None:
+    declared = {**declared_by(handler(send)), "queue": "a\u202eb"}
+    with pytest.raises(InvalidInput, match="queue"):
         declaration_of({"_id": "send", "current": declared["hash"], "versions": [declared]})
 
 
