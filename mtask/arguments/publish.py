@@ -463,8 +463,9 @@ def publish(
     preparation = Preparation(lambda known: spec.prepare(policy, tenant=tenant, known=known), [spec], known)
 
     def operation() -> Operation[Published]:
-        prepared = yield from preparation.complete()
+        prepared = preparation.made
         try:
+            prepared = yield from preparation.complete()
             yield from check_fields([prepared])
             (new,) = yield from encoded([prepared])
             return (yield from policy.publish(new, in_session=in_session))
@@ -494,10 +495,11 @@ def publish_many(
     preparation = Preparation(lambda known: prepare_many(specs, policy, tenant, known), specs, known)
 
     def operation() -> Operation[list[Any]]:
-        prepared = yield from preparation.complete()
+        prepared = preparation.made
         if not prepared:
             return []
         try:
+            prepared = yield from preparation.complete()
             yield from check_fields(prepared)
             new = yield from encoded(prepared)
             return (yield from policy.publish_many(new, in_session=in_session))

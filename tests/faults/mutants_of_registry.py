@@ -98,7 +98,7 @@ REGISTRY_MUTATIONS = (
     Mutation(
         "by-name-warns-each-time",
         "Each publish under an unknown name warns once more.",
-        (Edit(_CLIENT, "Registry._tell", "if is_new:", "if True:"),),
+        (Edit(_CLIENT, "Registry._tell", "name not in self._told and", ""),),
         (f"{_BY_NAME}::test_an_unknown_name_is_believed_for_a_shorter_time",),
     ),
     Mutation(

@@ -100,7 +100,8 @@ class Registry(Declarations):
             return
         with self._lock:
             is_new = name not in self._told and len(self._told) < MAX_ENTRIES
-            self._told.add(name)
+            if is_new:
+                self._told.add(name)
         if is_new:
             warnings.warn(entry.unknown, stacklevel=2)
 
