@@ -45,6 +45,12 @@ REGISTRY_MUTATIONS = (
         (f"{_UNIT}::test_a_version_without_live_workers_is_followed_by_the_last_started_live_one",),
     ),
     Mutation(
+        "handler-deploy-overtaken",
+        "A version that is deployed while another worker lets a live one follow is not current.",
+        (Edit(_STATEMENTS, "succeed", '"versions": as_read,', ""),),
+        (f"{_VERSIONS}::test_a_version_that_is_started_anew_meanwhile_is_not_followed",),
+    ),
+    Mutation(
         "handler-versions-unbounded",
         "A document of the registry grows with each deploy.",
         (Edit(_STATEMENTS, "start", "-MAX_VERSIONS", "-1000"),),

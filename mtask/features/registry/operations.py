@@ -136,10 +136,11 @@ def succeed(documents: Sequence[Mapping[str, Any]]) -> Operation[list[str]]:
     changed = []
     for document in documents:
         name, now = str(document["_id"]), str(document.get("current"))
-        known = [str(one.get("hash")) for one in _list(document.get("versions")) if isinstance(one, Mapping)]
-        found = successor(known, now, {one for one in known if label(name, one) in live})
+        versions = [one for one in _list(document.get("versions")) if isinstance(one, Mapping)]
+        since = {str(one.get("hash")): one.get("since") for one in versions}
+        found = successor([*since], now, {one for one in since if label(name, one) in live})
         if found is not None:
-            result = yield handlers("update_one", *statements.succeed(name, now, found))
+            result = yield handlers("update_one", *statements.succeed(name, now, since.get(now), found))
             if result.matched_count:
                 changed.append(name)
     return changed

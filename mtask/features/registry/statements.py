@@ -35,9 +35,14 @@ def start(declared: Mapping[str, Any], *, is_served: bool) -> Pipeline:
     return [{"$set": {name: {"$cond": [is_known, stays[name], value]} for name, value in renewed.items()}}]
 
 
-def succeed(name: str, current: str, successor: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the filter and the update by which another version becomes current."""
-    return {"_id": name, "current": current, "versions.hash": successor}, {"$set": {"current": successor}}
+def succeed(name: str, current: str, since: Any, successor: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the filter and the update by which another version becomes current.
+
+    `since` is that of the current version: if a worker has started it anew meanwhile, nothing changes.
+    """
+    as_read = {"$elemMatch": {"hash": current, "since": since}}
+    guard = {"_id": name, "current": current, "versions": as_read, "versions.hash": successor}
+    return guard, {"$set": {"current": successor}}
 
 
 def current_version() -> dict[str, Any]:
@@ -47,5 +52,5 @@ def current_version() -> dict[str, Any]:
 
 
 def hashes() -> dict[str, Any]:
-    """Return the projection of a document with the hashes of its versions."""
-    return {"current": 1, "versions.hash": 1}
+    """Return the projection of a document with the hashes of its versions, and when these were started."""
+    return {"current": 1, "versions.hash": 1, "versions.since": 1}

@@ -223,6 +223,23 @@ def test_task_of_this_revision_is_read_and_updated_beside_the_former_one(
     assert client.cancel("send", "k").declared == FIRST
 
 
+def test_a_version_that_is_started_anew_meanwhile_is_not_followed(
+    store: SyncStore, mongo: Mongo, database_name: str
+) -> None:
+    registered(store, first_version())
+    registered(store, second_version())
+    now = store.database.command("hello")["localTime"]
+    worker = {"incarnation": "i", "host": "h", "pid": 1, "status": "running", "queues": ["default"], "names": ["send"]}
+    live = {"heartbeat_expire_time": now + timedelta(hours=1), "handlers": [label("send", FIRST)]}
+    mongo[database_name]["workers"].insert_one({"_id": "peer", **worker, **live})
+    read = store.run(operations.hashes())
+    registered(store, second_version())  # a worker of the current version, which had none, starts
+    assert store.run(operations.succeed(read)) == []
+    stored = mongo[database_name]["handlers"].find_one({"_id": "send"})
+    assert stored is not None
+    assert stored["current"] == SECOND
+
+
 # --- tasks that handlers publish ----------------------------------------------------------------------------
 
 
