@@ -344,6 +344,7 @@ class Run:
         _dump(world.mongo[DATABASE]["places"].find(), self._history.places_path)
         _dump(world.mongo[DATABASE]["effects"].find({}, {"_id": False}), self._history.effects_path)
         ends = [asdict(end) for place in world.workers.places for end in place.ends]
+        eventually(lambda: _are_up(world.replica_set), PATIENCE, "all members are up again", interval=0.5)
         self._facts |= {
             "exit_codes": codes,
             "ends": ends,
@@ -382,6 +383,16 @@ def _counts(mongo: MongoClient[Document], statuses: Sequence[str], among: Docume
 def _connections(replica_set: ReplicaSet) -> dict[str, int]:
     """Return how many connections of workers the members still have, per worker."""
     return _operations(replica_set, {"idleConnections": True}, _OF_WORKERS, "$appName")
+
+
+def _are_up(replica_set: ReplicaSet) -> bool:
+    """Whether each member is primary or secondary. In between, a member answers no question about its operations."""
+    for node in replica_set.nodes:
+        with MongoClient[Document](node.address, directConnection=True) as client:
+            hello = client.admin.command("hello")
+            if not (hello["isWritablePrimary"] or hello["secondary"]):
+                return False
+    return True
 
 
 def _in_words(replica_set: ReplicaSet) -> list[str]:

@@ -396,29 +396,27 @@ async def test_key_vault_that_is_away_at_the_end_of_a_run_delays_the_outcome(
     mongo_uri: str, database_name: str, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_keys(mongo_uri, database_name, f"queue:{QUEUE}")
-    app = App()
+    app, failures = App(), list[str]()
 
     @app.task(queue=QUEUE)
     async def late() -> str:
         forget(monkeypatch)
+        monkeypatch.setattr(vault, "find", failing)  # what comes next is the encryption of the value
         return f"{MARKER} late"
+
+    def failing(names: Any, key_ids: Any) -> Any:
+        if len(failures) < 2:
+            failures.append("the key vault is away")
+            raise DatabaseUnavailable(failures[-1])
+        return find(names, key_ids)
 
     async with secret_bench(mongo_uri, database_name, mongo, app) as (bench, client):
         cipher = bench.worker.parts.scope.store.codec
         assert isinstance(cipher, Cipher)
-        failed, find = 0, cipher.vault.find
-
-        def failing(names: Any, key_ids: Any) -> Any:
-            nonlocal failed
-            if failed < 2:
-                failed += 1
-                raise DatabaseUnavailable("the key vault is away")
-            return find(names, key_ids)
-
-        monkeypatch.setattr(cipher.vault, "find", failing)
+        vault, find = cipher.vault, cipher.vault.find
         await client.publish("late", key="k", queue=QUEUE)
         assert await client.result("late", "k", timeout=20) == f"{MARKER} late"
-        assert failed == 2
+        assert len(failures) == 2
 
 
 async def test_task_published_before_the_key_was_known_is_readable_and_its_result_is_not(
