@@ -67,7 +67,7 @@ class Bench:
         self.client.init(repair=False)
         self._store = self.client._store
         # What a worker does soon after its start. Here, tasks by name know from the first one on what is declared.
-        self._store.run(registry.register({handler.name: declared_by(handler) for handler in app}))
+        self._store.run(registry.store({handler.name: declared_by(handler) for handler in app}))
         #: By schedule id: the last firing that `fire` has published.
         self._fired: dict[str, datetime] = {}
 

@@ -28,7 +28,7 @@ REGISTRY_MUTATIONS = (
         "handler-deploy-at-once",
         "A new version that several workers start at once does not become current, as each finds the others.",
         (Edit(_STATEMENTS, "start", '{"$cond": [is_known, stays[name], value]}', "stays[name]"),
-         Edit(_OPERATIONS, "register", "is_served=labels[name] in served", "is_served=True"),),
+         Edit(_OPERATIONS, "store", "is_served=labels[name] in served", "is_served=True"),),
         (f"{_VERSIONS}::test_workers_of_a_new_version_that_start_at_once_make_it_current",),
     ),
     Mutation(

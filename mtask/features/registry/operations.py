@@ -89,11 +89,11 @@ def start(
     In this order: workers that start a version at once find none of each other. `again`: the only names to store.
     """
     stored = declared if again is None else {name: declared[name] for name in again}
-    yield from register(stored, worker_id)
+    yield from store(stored, worker_id)
     yield from tell(worker_id, incarnation, sorted(label(name, each["hash"]) for name, each in declared.items()))
 
 
-def register(declared: Mapping[str, Mapping[str, Any]], worker_id: str = "") -> Operation[None]:
+def store(declared: Mapping[str, Mapping[str, Any]], worker_id: str = "") -> Operation[None]:
     """Store what handlers declare that are started, by this worker."""
     if not declared:
         return
