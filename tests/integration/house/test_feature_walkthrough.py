@@ -30,14 +30,11 @@ _RECORDED = (
 )
 #: The tests that compare lists with what they list.
 _OF_LISTS = (
-    "tests/unit/house/test_import_circles.py",
     "tests/unit/house/test_layers.py",
     "tests/unit/house/test_parts.py",
     "tests/unit/house/test_public_api.py",
-    "tests/unit/house/test_statements.py",
     "tests/unit/house/test_docs_links.py::test_the_map_names_every_folder_of_the_package",
     "tests/unit/cli/test_commands.py",
-    "tests/unit/cli/test_completing.py",
 )
 
 
