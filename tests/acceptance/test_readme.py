@@ -135,7 +135,7 @@ def test_publish_section_runs_as_written(folder: Path, mongo_uri: str, database_
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert client.count(name="send_email") == 1013
+        assert client.count(name="send_email") == 1014
         assert client.get("send_email", "order/7").queue == "mail"
 
 
