@@ -85,6 +85,8 @@ def ending(patience: timedelta = PATIENCE) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(INTERRUPTED))
         signal.setitimer(signal.ITIMER_REAL, patience.total_seconds())
+        if (stores := sys.modules.get("mtask.kernel.driver.stores")) is not None:  # most of these commands load none
+            stores.unbound()
         signal.default_int_handler(number, frame)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the caller has its own, or ignores it

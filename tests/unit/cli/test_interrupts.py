@@ -94,6 +94,19 @@ except KeyboardInterrupt:
 """) == (0, ["interrupted (0.0, 0.0)"])
 
 
+def test_interrupt_leaves_no_limit_of_the_driver_that_is_set_by_half() -> None:
+    assert run("""
+import mtask.kernel.driver.stores
+from pymongo import _csot
+try:
+    with ending():
+        _csot.TIMEOUT.set(8.0)  # its deadline is not set yet
+        interrupt()
+except KeyboardInterrupt:
+    print("closing is limited by", _csot.remaining())
+""") == (0, ["closing is limited by None"])
+
+
 def test_interrupts_that_the_caller_ignores_stay_ignored() -> None:
     assert run("""
 signal.signal(signal.SIGINT, signal.SIG_IGN)
