@@ -9,6 +9,7 @@ MtaskError
 │   │   └── UnknownOption        no option has that name; the message may suggest the nearest one
 │   ├── InvalidParams            params do not fit the handler, or cannot be stored
 │   ├── InvalidLookup            a lookup's name or value cannot be used, or there are too many
+│   ├── UnknownTask              no handler is registered under this name, and the client refuses such names
 │   ├── InvalidFlow              the steps of a flow do not fit together
 │   └── InvalidURI               the connection string cannot be read
 ├── TaskError                    about one task
@@ -161,6 +162,29 @@ class UnknownOption(InvalidOption):
         super().__init__(option, f"there is no such option; {hint}")
         self.nearest = nearest
         self.known = known
+
+
+class UnknownTask(InvalidInput):
+    """No handler is registered under this name, and the client has `unknown_names="reject"`."""
+
+    def __init__(self, name: str, nearest: str | None) -> None:
+        super().__init__(unregistered(name, nearest, "nothing was published."), field="name")
+        self.name = name
+        self.nearest = nearest
+
+
+class UnknownTaskName(UserWarning):
+    """No handler is registered under the name of a task that was published all the same."""
+
+    def __init__(self, name: str, nearest: str | None) -> None:
+        super().__init__(unregistered(name, nearest, "the task waits for a worker that has one."))
+        self.name = name
+        self.nearest = nearest
+
+
+def unregistered(name: str, nearest: str | None, otherwise: str) -> str:
+    """Return the sentence about a name without a handler. `nearest`: a similar name; without one: `otherwise`."""
+    return f"no handler is registered under {shown(name)}; {f'did you mean {nearest!r}?' if nearest else otherwise}"
 
 
 class InvalidFlow(InvalidInput):

@@ -31,18 +31,20 @@ export function taskOption(changes = {}) {
  * `new Date()` would be this machine's clock. If that is ten minutes fast, the task starts ten minutes late.
  * In a pipeline, text that begins with "$" is an expression, so whatever comes from outside is wrapped in $literal.
  */
-export async function publish(tasks, name, key, params, { queue = "default", option = {}, delayMs = 0, lookup } = {}) {
+export async function publish(tasks, name, key, params, { queue, option = {}, delayMs = 0, lookup, declared } = {}) {
   const literal = (value) => ({ $literal: value });
   const taskId = `${name}:${key}`;
   const startTime = { $add: ["$$NOW", delayMs] };
+  const found = { ...takenFrom(params, declared), ...lookup };
   const task = {
     _id: literal(taskId),
     name: literal(name),
     key: literal(key),
-    queue: literal(queue),
+    queue: literal(queue ?? declared?.queue ?? "default"),
     params: literal(params),
-    task_option: literal(taskOption(option)),
-    ...(lookup ? { lookup: literal(lookupOf(lookup)) } : {}),
+    task_option: literal(taskOption({ ...declared?.options, ...option })),
+    ...(declared ? { declared: declared.hash } : {}),
+    ...(Object.keys(found).length > 0 ? { lookup: literal(lookupOf(found)) } : {}),
     task_state: {
       status: "INIT",
       create_time: "$$NOW",
@@ -65,6 +67,20 @@ export async function publish(tasks, name, key, params, { queue = "default", opt
       if (error.code !== 11000 || attempt === 5) throw error;
     }
   }
+}
+
+/** What the handler of this name declares: one read of the collection `handlers`. undefined: none is registered. */
+export async function declaredBy(handlers, name) {
+  const found = await handlers.findOne({ _id: name });
+  return found?.versions.find((version) => version.hash === found.current);
+}
+
+/** The lookups that a handler takes from these params. */
+function takenFrom(params, declared) {
+  const isObject = params !== null && typeof params === "object" && !Array.isArray(params);
+  const given = isObject ? params : { [declared?.sole]: params };
+  const names = (declared?.lookup ?? []).filter((name) => given[name] !== undefined && given[name] !== null);
+  return Object.fromEntries(names.map((name) => [name, given[name]]));
 }
 
 /** Lookups in their stored form: { user_id: 7, tags: ["a", "b"] } becomes one pair for each value. */

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware, Tracer
-from mtask.errors import AppNotFound, HandlerError, MtaskError, shown
+from mtask.errors import AppNotFound, HandlerError, InvalidInput, MtaskError, shown
 from mtask.features.encryption.settings import Encryption
 from mtask.features.schedules.client import Definition, FiringArguments, ScheduleSpec, When, trigger_of
 from mtask.kernel.document.handlers import (
@@ -22,7 +22,9 @@ from mtask.kernel.document.handlers import (
     OnException,
     make_handler,
 )
+from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.options import TaskOptions, check_option_names
+from mtask.kernel.document.task import MAX_APP_VERSION
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,9 +32,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class App:
     """A set of handlers. A worker process serves one app: `mtask-worker package.module:app`."""
 
-    def __init__(self, *, encryption: Encryption | None = None) -> None:
-        """`encryption` holds the keys with which the workers of this app decrypt its tasks: see `Encryption`."""
+    def __init__(self, *, encryption: Encryption | None = None, version: str | None = None) -> None:
+        """`encryption` holds the keys with which the workers of this app decrypt its tasks: see `Encryption`.
+
+        `version` is the version of your code, such as "2026.11.3". `mtask handlers` shows which versions are running.
+        Raises InvalidInput.
+        """
         self.encryption = encryption
+        self.version = None if version is None else _checked_version(version)
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[Callable[[], ScheduleSpec]] = []
         #: The middleware of this app, for the steps publish, run and finish.
@@ -238,6 +245,13 @@ class App:
 
     def __repr__(self) -> str:
         return f"App({', '.join(sorted(self._handlers))})"
+
+
+def _checked_version(version: object) -> str:
+    checked = check_text("version", version)
+    if len(checked) > MAX_APP_VERSION:
+        raise InvalidInput(f"version {shown(checked, 40)}: use at most {MAX_APP_VERSION} characters.", field="version")
+    return checked
 
 
 # --- loader ----------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypedDict, Unpack, overload
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from mtask.arguments.criteria import LookupCriteria
 from mtask.errors import (
@@ -21,6 +22,8 @@ from mtask.errors import (
     InvalidParams,
     MtaskError,
     NotStorable,
+    UnknownTask,
+    UnknownTaskName,
     shown,
 )
 from mtask.features.callbacks.rules import DELIVERY, stored_callback
@@ -43,10 +46,19 @@ from mtask.kernel.document.options import DEFAULT_OPTION, OPTION_NAMES, TaskOpti
 from mtask.kernel.document.task import DEFAULT_QUEUE
 from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
+from mtask.kernel.driver.codec import done
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import IfExists, NewTask, Policy, Published, PublishPolicy, check_fields, encoded
+from mtask.lazy import LazyModule
 from mtask.says import Says, split
 
+if TYPE_CHECKING:
+    from mtask.features.registry import rules as registry
+    from mtask.features.registry.rules import Declaration
+else:
+    registry = LazyModule("mtask.features.registry.rules")  # many services publish no task by a handler
+
+T = TypeVar("T")
 #: The name of a task, or the registered handler of that name.
 TaskRef: TypeAlias = str | Callable[..., Any] | Handler
 #: The default options, encoded once, because most tasks have them.
@@ -73,6 +85,49 @@ def traced_by(trace: Trace | None) -> Iterator[None]:
 def current_trace() -> Trace | None:
     """Return the span that `traced_by` gives."""
     return _TRACE.get()
+
+
+class Known(NamedTuple):
+    """What was found out about the handlers of a name."""
+
+    until: float  #: how long it may be believed, by the monotonic clock
+    declaration: Declaration | None
+    #: The warning about a name under which no handler is registered. None: there is one, or nobody can tell.
+    unknown: UnknownTaskName | None = None
+
+
+class Declarations:
+    """What a client knows of the handlers of names. It finds out no more: see `mtask.features.registry.client`."""
+
+    #: Whether a name is refused under which no handler is registered.
+    rejects = False
+
+    def __init__(self) -> None:
+        #: By name. Entries are replaced, and never changed, so any thread may read them.
+        self.entries: dict[str, Known] = {}
+
+    def lacking(self, specs: Iterable[Any]) -> list[str]:
+        """Return the names of these tasks about which nothing is known now. Handlers speak for themselves."""
+        now = monotonic()
+        found: dict[str, None] = {}
+        for spec in specs:
+            name = getattr(spec, "task", None)
+            if isinstance(name, str) and ((entry := self.entries.get(name)) is None or entry.until < now):
+                found[name] = None
+        return list(found)
+
+    def learn(self, names: Sequence[str]) -> Operation[None]:
+        """Find out about these names, also if it is known already. Raises a DatabaseError."""
+        return done(None)
+
+    def declaration(self, name: str) -> Declaration | None:
+        """Return what is known to be declared for tasks of this name; raise UnknownTask if the name is refused."""
+        entry = self.entries.get(name)
+        if entry is None:
+            return None
+        if entry.unknown is not None and self.rejects:
+            raise UnknownTask(name, entry.unknown.nearest)
+        return entry.declaration
 
 
 class KeyArguments(TypedDict, total=False):
@@ -179,14 +234,28 @@ class TaskSpec:
         of = "" if self.tenant is None else f", tenant={self.tenant!r}"
         return f"TaskSpec({self.task!r}, key={self.key!r}{of})"
 
-    def prepare(self, policy: PublishPolicy = _KEEP, named: Naming = as_argument, tenant: str | None = None) -> NewTask:
+    def prepare(
+        self,
+        policy: PublishPolicy = _KEEP,
+        named: Naming = as_argument,
+        tenant: str | None = None,
+        known: Declarations | None = None,
+    ) -> NewTask:
         """Check the task and return it; raise a subclass of InvalidInput, whose message names arguments by `named`.
 
-        `tenant` is the tenant of a spec that names none.
+        `tenant` is the tenant of a spec that names none. `known` tells what handlers declare that are not at hand.
         """
         handler = None if isinstance(self.task, str) else handler_of(self.task)
         name = handler.name if handler else check_name(self.task)
         _check_ours(name)
+        declared: Handler | Declaration | None = handler
+        version = None
+        if known is None:
+            pass
+        elif handler is not None:
+            version = (handler.known.get("declared") or registry.declared_by(handler))["hash"]
+        elif (found := known.declaration(name)) is not None:
+            declared, version = found, found.hash
         params = _checked_params(name, self.params)
         is_plain = isinstance(policy, Policy)
         collects = not is_plain and gathering.collects(policy)
@@ -197,13 +266,13 @@ class TaskSpec:
             gathering.check_size(name, params)
         if handler and self.options:
             _check_no_params(handler, self.options)
-        if handler:
-            handler.bind({"calls": [params]} if collects else params)
+        if declared:
+            declared.bind({"calls": [params]} if collects else params)
         given_tenant = self.tenant if self.tenant is not None else tenant
         tenant = None if given_tenant is None else check_tenant(given_tenant)
         key = stored_key(tenant, self.key if self.key is not None else fresh_key(datetime.now(UTC)))
-        default_queue = handler.queue if handler else DEFAULT_QUEUE
-        option = build_option(handler.options if handler else {}, dict(self.options))
+        default_queue = declared.queue if declared else DEFAULT_QUEUE
+        option = build_option(declared.options if declared else {}, dict(self.options))
         if not is_plain:
             gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
         return NewTask(
@@ -214,10 +283,12 @@ class TaskSpec:
             params=params,
             task_option=_DEFAULT_OPTION if option is DEFAULT_OPTION else option.stored(),
             start=_start(self.start_time, self.delay, named),
-            lookup=_lookup(None if collects else handler, params, self.lookup),
+            lookup=_lookup(None if collects else declared, params, self.lookup),
             trace=self.trace or current_trace(),
             callback=None if self.callback is None else stored_callback(self.callback, tenant),
             tenant=tenant,
+            # What gathers, or is renewed, is of several calls. Each may know another version.
+            declared=version if is_plain else None,
         )
 
 
@@ -227,7 +298,7 @@ def spec_of(task: TaskRef | Call[Any], params: Any, **arguments: Unpack[SpecArgu
     return made(task, params, **arguments)
 
 
-def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[dict[str, Any]] | None:
+def _lookup(handler: Handler | Declaration | None, params: Any, given: Lookup | None) -> list[dict[str, Any]] | None:
     """Return the lookups in their stored form: those that the handler takes from the params, and those given."""
     taken = handler.lookup_in(params) if handler else {}
     if not taken and given is None:
@@ -237,17 +308,22 @@ def _lookup(handler: Handler | None, params: Any, given: Lookup | None) -> list[
     return entries_of(values_by_name({**taken, **(given or {})}, is_scalar))
 
 
-def prepare_many(specs: Iterable[TaskSpec], policy: PublishPolicy = _KEEP, tenant: str | None = None) -> list[NewTask]:
+def prepare_many(
+    specs: Iterable[TaskSpec],
+    policy: PublishPolicy = _KEEP,
+    tenant: str | None = None,
+    known: Declarations | None = None,
+) -> list[NewTask]:
     """Check all tasks, before any is published. Raise InvalidInput with the index of the first bad task.
 
-    `tenant` is the tenant of the specs that name none.
+    `tenant` is the tenant of the specs that name none. `known` tells what handlers declare that are not at hand.
     """
     prepared = []
     for index, spec in enumerate(specs):
         if not isinstance(spec, TaskSpec):
             raise InvalidInput(f"task {index} is {type(spec).__name__}, not a TaskSpec", field=str(index))
         try:
-            prepared.append(spec.prepare(policy, tenant=tenant))
+            prepared.append(spec.prepare(policy, tenant=tenant, known=known))
         except MtaskError as error:
             error.add_note(f"in task {index} of publish_many; nothing was published")
             raise
@@ -414,15 +490,18 @@ def publish(
     *,
     in_session: bool = False,
     tenant: str | None = None,
+    known: Declarations | None = None,
 ) -> Operation[Published]:
-    """Publish one task. `tenant` is the tenant of a spec that names none."""
+    """Publish one task. `tenant` is the tenant of a spec that names none. `known` tells what handlers declare."""
     if middleware:
-        then = partial(publish, policy=policy, in_session=in_session, tenant=tenant)
+        then = partial(publish, policy=policy, in_session=in_session, tenant=tenant, known=known)
         return publish_around(spec, middleware, then)
-    prepared = spec.prepare(policy, tenant=tenant)
+    preparation = Preparation(lambda known: spec.prepare(policy, tenant=tenant, known=known), [spec], known)
 
     def operation() -> Operation[Published]:
+        prepared = preparation.made
         try:
+            prepared = yield from preparation.complete()
             yield from check_fields([prepared])
             (new,) = yield from encoded([prepared])
             return (yield from policy.publish(new, in_session=in_session))
@@ -442,18 +521,21 @@ def publish_many(
     *,
     in_session: bool,
     tenant: str | None = None,
+    known: Declarations | None = None,
 ) -> Operation[list[Any]]:
-    """Publish many tasks. `tenant` is the tenant of the specs that name none."""
+    """Publish many tasks. `tenant` is the tenant of the specs that name none. `known` tells what handlers declare."""
     if middleware:
-        then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant)
+        then = partial(publish_many, policy=policy, in_session=in_session, tenant=tenant, known=known)
         return publish_many_around(specs, middleware, then)
     specs = list(specs)
-    prepared = prepare_many(specs, policy, tenant)
+    preparation = Preparation(lambda known: prepare_many(specs, policy, tenant, known), specs, known)
 
     def operation() -> Operation[list[Any]]:
+        prepared = preparation.made
         if not prepared:
             return []
         try:
+            prepared = yield from preparation.complete()
             yield from check_fields(prepared)
             new = yield from encoded(prepared)
             return (yield from policy.publish_many(new, in_session=in_session))
@@ -467,6 +549,42 @@ def publish_many(
             ) from error
 
     return operation()
+
+
+class Preparation(Generic[T]):
+    """The checks of what is to be published: at once, and once more when it is known what handlers declare.
+
+    What is wrong whatever a handler declares raises an error at once. The params may fit a version of the handler that
+    is newer than what is known: before they are refused, it is found out anew.
+    """
+
+    __slots__ = ("_known", "_make", "lacking", "made")
+
+    def __init__(
+        self, make: Callable[[Declarations | None], T], specs: Iterable[Any], known: Declarations | None
+    ) -> None:
+        """`make` checks and returns what is to be published. `specs` have the tasks in it, each as `task`."""
+        self._make, self._known = make, known
+        #: The names about which `complete` must find out something.
+        self.lacking = [] if known is None else known.lacking(specs)
+        #: What is to be published. If a name is lacking, `complete` returns it.
+        self.made: T
+        if self.lacking or known is None:
+            self.made = make(None)
+            return
+        try:
+            self.made = make(known)
+        except InvalidParams as error:
+            self.made = make(None)  # raises again if a handler that is at hand refuses the params
+            self.lacking = [error.task_name]
+
+    def complete(self) -> Operation[T]:
+        """Find out what is lacking, and return what is to be published. Raises InvalidInput or a DatabaseError."""
+        if self.lacking:
+            assert self._known is not None
+            yield from self._known.learn(self.lacking)
+            self.made, self.lacking = self._make(self._known), []
+        return self.made
 
 
 def _tell_keys(error: DatabaseUnavailable, specs: Sequence[TaskSpec], prepared: Sequence[NewTask]) -> None:

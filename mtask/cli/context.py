@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -17,6 +18,7 @@ from mtask.cli.flags import Flags
 from mtask.cli.output import NotPrinted, clean, console, write_json
 from mtask.client.sync import Client
 from mtask.defaults import DEFAULT_DATABASE, DEFAULT_URI
+from mtask.errors import UnknownTaskName
 from mtask.features.audit_log.client import acting_as, system_user
 from mtask.features.encryption.settings import Encryption, read_encryption
 from mtask.kernel.document.identity import check_tenant, stored_key, task_id_of
@@ -44,6 +46,9 @@ class Cli:
         self._logging: tuple[list[logging.Handler], bool, int] = ([], True, logging.NOTSET)
 
     def __enter__(self) -> Self:
+        # Commands tell of unknown names in their own words.
+        self._acting.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", UnknownTaskName)
         logger = logging.getLogger("mtask")
         self._logging = (logger.handlers, logger.propagate, logger.level)
         logger.handlers, logger.propagate = [_Notices(self)], False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from mtask.arguments import pointers as pointing
@@ -23,7 +24,15 @@ from mtask.client import requests
 from mtask.client.connection_aio import AsyncConnection
 from mtask.client.handles_aio import AsyncTaskHandle
 from mtask.defaults import CONFIRMATION, OVERDUE
-from mtask.errors import AccessDenied, DatabaseError, MtaskError, OperationFailed, TaskError, WaitTimeout
+from mtask.errors import (
+    AccessDenied,
+    DatabaseError,
+    MtaskError,
+    OperationFailed,
+    TaskError,
+    UnknownTaskName,
+    WaitTimeout,
+)
 from mtask.features.audit_log.client import DONE, Intent
 from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
@@ -64,6 +73,8 @@ if TYPE_CHECKING:
     from mtask.features.logs.client import RunLog
     from mtask.features.metrics import client as metric_requests
     from mtask.features.metrics.client import FleetMetrics
+    from mtask.features.registry import client as registry
+    from mtask.features.registry.client import RegisteredHandler
     from mtask.features.schedules import client as scheduling
     from mtask.features.schedules.client import Schedule, ScheduleArguments, When
     from mtask.kernel.document.options import TaskOptions
@@ -97,6 +108,7 @@ else:
     views = LazyModule("mtask.client.views")
     event_requests = LazyModule("mtask.features.events.following")
     metric_requests = LazyModule("mtask.features.metrics.client")
+    registry = LazyModule("mtask.features.registry.client")
     run_log_requests = LazyModule("mtask.features.logs.client")
     diagnosis = LazyModule("mtask.doctor.operations")
     by_queue = LazyModule("mtask.search.by_queue")
@@ -118,6 +130,9 @@ class AsyncClient(AsyncConnection):
     A service that changes very many tasks by itself can leave its actions out of the log with `log_actions=False`.
     `tenant` is whose tasks this client publishes and finds: see `for_tenant` and docs/tenants.md.
     `encryption` holds the keys of encrypted tasks: see `Encryption`.
+    A publish by name takes what the handler declares from the registry (docs/registry.md). Of a name without a handler
+    it warns, once (UnknownTaskName). With unknown_names="reject" it raises UnknownTask. With `registry=False`, the
+    client neither asks the registry nor stores in tasks which version of a handler it knows.
     """
 
     @overload
@@ -145,14 +160,15 @@ class AsyncClient(AsyncConnection):
     ) -> AsyncTaskHandle[Any]:
         """Publish a task. A second publish with the same name and key, from any process, adds no second task.
 
-        `task` is a registered handler or its name, or `call(handler)(...)`, whose arguments type checkers check. The
-        returned handle says whether the task is new, and waits for its result. `key` is the idempotency key. Without
-        `key`, the task gets a fresh key. Fresh keys sort by time. `delay` (a timedelta or seconds) is counted on the
-        server's clock. `lookup` holds values by name, such as {"user_id": 7, "tags": ["a", "b"]}, by which `find` finds
-        the task. If the task exists, `if_exists` decides: "keep" leaves it untouched; "update" gives it the new queue,
-        params, task_option, lookup and start_time; "reject" raises TaskExists. `clean_failed` drops the failed runs of
-        an existing task, and `clean_success` drops its successful runs, so that the task runs again. With
-        `not_update_running`, TaskRunning is raised while a live run holds the task.
+        `task` is a registered handler or its name, or `call(handler)(...)`, whose arguments type checkers check. By the
+        name, the task gets the queue, the options and the lookups that the handler declares, as its workers have stored
+        them (docs/registry.md). The returned handle says whether the task is new, and waits for its result. `key` is
+        the idempotency key. Without `key`, the task gets a fresh key. Fresh keys sort by time. `delay` (a timedelta or
+        seconds) is counted on the server's clock. `lookup` holds values by name, such as {"user_id": 7, "tags": ["a",
+        "b"]}, by which `find` finds the task. If the task exists, `if_exists` decides: "keep" leaves it untouched;
+        "update" gives it the new queue, params, task_option, lookup and start_time; "reject" raises TaskExists.
+        `clean_failed` drops the failed runs of an existing task, and `clean_success` drops its successful runs, so that
+        the task runs again. With `not_update_running`, TaskRunning is raised while a live run holds the task.
 
         `callback` tells an address of the task's end: {"url": "https://...", "on": ["SUCCESS", "FAIL"], "secret":
         NAME}. Without `on`, it tells each end, also a CANCELED. A worker with --callbacks sends the message, until it
@@ -176,8 +192,8 @@ class AsyncClient(AsyncConnection):
         WorkersTooOld.
         """
         spec, policy = publication.published_by(task, params, arguments)
-        is_in_session = session is not None
-        request = publication.publish(spec, policy, self._middleware, in_session=is_in_session, tenant=self._tenant)
+        around, tenant, is_in_session = self._middleware, self._tenant, session is not None
+        request = publication.publish(spec, policy, around, in_session=is_in_session, tenant=tenant, known=self._known)
         published = await self._run(request, session)
         handle: AsyncTaskHandle[Any] = AsyncTaskHandle(published.task_id, published.created, published.updated)
         for name, value in (("_client", self), ("_call", spec.call)):
@@ -197,8 +213,14 @@ class AsyncClient(AsyncConnection):
         """
         check_names(PublishManyArguments, arguments)
         policy = publication.policy(**arguments)
-        is_in_session, tenant = session is not None, self._tenant
-        request = publication.publish_many(specs, policy, self._middleware, in_session=is_in_session, tenant=tenant)
+        request = publication.publish_many(
+            specs,
+            policy,
+            self._middleware,
+            in_session=session is not None,
+            tenant=self._tenant,
+            known=self._known,
+        )
         return await self._run(request, session)
 
     async def publish_flow(self, flow: Flow, *, session: Any = None) -> AsyncFlowHandle:
@@ -209,7 +231,8 @@ class AsyncClient(AsyncConnection):
         transaction that the caller has begun, the flow is published inside that transaction. Raises InvalidFlow and
         other subclasses of InvalidInput, FlowConflict, WorkersTooOld, and subclasses of DatabaseError.
         """
-        with flows.FlowPublication(flow, self._middleware, self._tenant) as publication:
+        with flows.FlowPublication(flow, self._middleware, self._tenant, self._known) as publication:
+            await self._completed(publication.preparation)
             published = publication.done(await self._transact(publication.operation, session))
         return flow_handles_aio.AsyncFlowHandle(published, flow, self)
 
@@ -813,6 +836,33 @@ class AsyncClient(AsyncConnection):
             await self._sleep(pause)
         return control
 
+    # --- handlers -------------------------------------------------------------------------------------------
+
+    async def handlers(self) -> list[RegisteredHandler]:
+        """Return the handlers that workers have registered, by name: their versions, and which live workers have them.
+
+        Malformed documents are left out, and the log warns of them.
+        """
+        return await self._run(registry.every())
+
+    async def get_handler(self, name: str) -> RegisteredHandler | None:
+        """Return what is registered under this name; None: nothing is. Raises InvalidName."""
+        return await self._run(registry.get(name))
+
+    async def look_up(self, names: Iterable[str]) -> publication.Declarations | None:
+        """Find out what the handlers of these names declare, as a publish by name does; return all that is known.
+
+        None: the client has registry=False. Raises subclasses of DatabaseError.
+        """
+        known = self._known
+        if known is not None and (lacking := known.lacking(publication.TaskSpec(name) for name in names)):
+            await self._run(known.learn(lacking))
+        return known
+
+    def unknown_name(self, name: str) -> UnknownTaskName | None:
+        """Return the warning about a name that was just published; None: a handler has it, or nobody can tell."""
+        return None if self._known is None else self._known.warning_of(name)
+
     # --- schedules ------------------------------------------------------------------------------------------
 
     @overload
@@ -864,7 +914,8 @@ class AsyncClient(AsyncConnection):
         Raises subclasses of InvalidInput, ScheduleExists, or SchemaMismatch if the stored schedule is malformed.
         """
         spec = scheduling.ScheduleSpec(schedule_id, task, when, params, **given)
-        definition = spec.prepare(self._tenant)
+        preparation = publication.Preparation(partial(spec.prepare, self._tenant), [spec], self._known)
+        definition = await self._completed(preparation)
         change = scheduling.put(definition, if_exists)
         return await self._act("add schedule", f"schedule:{schedule_id}", change, definition.said)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from mtask.arguments.publish import PublishMiddleware
+from mtask.arguments.publish import Preparation, PublishMiddleware
 from mtask.client import views
 from mtask.database import setup
 from mtask.defaults import DEFAULT_DATABASE
@@ -20,6 +20,7 @@ from mtask.doctor import operations as diagnosis
 from mtask.errors import InvalidInput
 from mtask.features.audit_log.client import ActionLog
 from mtask.features.encryption.settings import Encryption
+from mtask.features.registry.client import UnknownNames, registry_of
 from mtask.kernel.document.identity import check_tenant
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Operation, T, owned
@@ -52,7 +53,10 @@ class AsyncConnection:
         log_actions: bool = True,
         tenant: str | None = None,
         encryption: Encryption | None = None,
+        registry: bool = True,
+        unknown_names: UnknownNames = "warn",
     ) -> None:
+        self._known = registry_of(unknown_names, is_on=registry)
         self._tenant = self._owner = None if tenant is None else check_tenant(tenant)
         self._actions = ActionLog(actor, is_on=log_actions)
         if source is None:
@@ -184,6 +188,10 @@ class AsyncConnection:
         if not self._codec.is_plain and (tasks := views.tasks_in(result)):
             await self._execute(self._codec.open_tasks(tasks))
         return result
+
+    async def _completed(self, preparation: Preparation[T]) -> T:
+        """Return what is to be published, once it is known what the handlers of its names declare."""
+        return await self._run(preparation.complete()) if preparation.lacking else preparation.made
 
     async def _transact(self, make: Callable[[], Operation[T]], session: Any = None) -> T:
         """Run an operation in the caller's transaction, or else in a transaction of its own."""

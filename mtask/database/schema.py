@@ -15,6 +15,7 @@ from mtask.features.bulk.rules import BulkDocument
 from mtask.features.controls.rules import Control, PermitPoolDocument
 from mtask.features.logs.rules import RunLog
 from mtask.features.metrics.rules import MetricsDocument
+from mtask.features.registry.rules import HandlerDocument
 from mtask.features.schedules.rules import Schedule
 from mtask.kernel.document.identity import MAX_KEY_BYTES
 from mtask.kernel.document.lookup import MAX_LOOKUP_TEXT
@@ -312,6 +313,12 @@ bulk_validator = _plain(BulkDocument, "bulks", "schema_version")
 metrics_validator = _plain(MetricsDocument, "metrics", "kind", "schema_version")
 
 
+def handler_validator() -> dict[str, Any]:
+    """Return the validator of `handlers`."""
+    paths = {"": ["_id", "current", "versions", "schema_version"], "versions": ["hash", "queue", "options", "schema"]}
+    return {"$jsonSchema": _model_schema(HandlerDocument, "handlers", paths)}
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The setup of a collection."""
@@ -344,4 +351,5 @@ LAYOUTS: Mapping[Collection, Layout] = {
     "bulks": Layout(BulkDocument, bulk_validator, bulk_indexes, "schema_version"),
     "metrics": Layout(MetricsDocument, metrics_validator, metrics_indexes, "schema_version"),
     "logs": Layout(RunLog, log_validator, log_indexes, "schema_version"),
+    "handlers": Layout(HandlerDocument, handler_validator, list, "versions"),
 }

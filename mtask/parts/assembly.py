@@ -13,6 +13,7 @@ from mtask.app.context import Context
 from mtask.app.hooks import Hook
 from mtask.app.middleware import RunCall, watch_finish
 from mtask.errors import HandlerError
+from mtask.features.callbacks.rules import DELIVERY
 from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
 from mtask.features.controls.worker import Controls
@@ -20,6 +21,7 @@ from mtask.features.encryption.worker import Keys
 from mtask.features.flows.worker import FlowPart
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
+from mtask.features.registry.worker import HandlerRegistrar
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
@@ -117,6 +119,9 @@ class Assembly:
         keeper = self._keeper()
         executors = self._executors(pinger, keeper)
         app = self.app
+        # Nobody may publish the tasks of mtask itself.
+        registered = [handler for handler in app if handler.name != DELIVERY]
+        registrar = HandlerRegistrar(scope, self.registrar.registration, registered, app.version)
         features = Features(
             controls,
             Retention(scope, controls),
@@ -127,11 +132,12 @@ class Assembly:
             Scheduler(scope.store, app.schedules, scope.meter, app.tracer) if self.options.scheduler else None,
             keeper,
             Recorder(scope, self.registrar.registration),
+            registrar,
             executors,
         )
         hooks = features.hooks()
         settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
-        successes = judged_by(app.handlers)
+        successes = judged_by(app.handlers, registrar.known)
         watch = partial(watch_finish, around.finish, scope.worker_id) if around.finish else None
         finisher = Finisher(scope, pinger, settlers, successes, watch)
         transactions = RunTransactions(
@@ -143,7 +149,7 @@ class Assembly:
             transactions=transactions,
             on_progress=pinger.expedite,
             values=self.values,
-            operations=RunOperations(self.connections.handlers, app.handlers, relays.RELAYS),
+            operations=RunOperations(self.connections.handlers, app.handlers, relays.RELAYS, registrar.known),
         )
         isolated = None if app.tracer is None else app.tracer.isolated
         caller = Caller(

@@ -29,6 +29,7 @@ FEATURES: Mapping[str, Surface] = {
     "events": Surface("rest", ("tail",)),
     "logs": Surface("rest", ("logs",)),
     "metrics": Surface("rest", ("top", "metrics")),
+    "registry": Surface("rest page doctor", ("handlers",)),
     "audit_log": Surface("rest page", ("log",)),
 }
 

@@ -19,6 +19,7 @@ from mtask.features.isolation.options import ExecutorOptions
 from mtask.features.limits.worker import Limits
 from mtask.features.logs.options import LogOptions
 from mtask.features.metrics.worker import Recorder
+from mtask.features.registry.worker import HandlerRegistrar
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.worker.process.options import ProcessOptions
 from mtask.kernel.worker.process.part import Hooks, Part
@@ -84,6 +85,7 @@ class Features:
     scheduler: Scheduler | None
     keeper: LogKeeper | None
     recorder: Recorder
+    handlers: HandlerRegistrar
     executors: Executors | None
 
     def hooks(self) -> Hooks:

@@ -22,6 +22,8 @@ from mtask.features.callbacks.allowed import CallbackOptions, read_options
 from mtask.features.callbacks.rules import DEFAULT_SECRET, DELIVERY
 from mtask.features.callbacks.testing import CallbackReceiver
 from mtask.features.isolation.options import ExecutorOptions
+from mtask.features.registry import operations as registry
+from mtask.features.registry.rules import declared_by
 from mtask.features.schedules import client as scheduling
 from mtask.features.schedules.client import Definition
 from mtask.kernel.document.status import FINAL, TaskStatus, WorkerStatus
@@ -64,6 +66,8 @@ class Bench:
         self.client = Client(uri, database=database)
         self.client.init(repair=False)
         self._store = self.client._store
+        # What a worker does soon after its start. Here, tasks by name know from the first one on what is declared.
+        self._store.run(registry.store({handler.name: declared_by(handler) for handler in app}))
         #: By schedule id: the last firing that `fire` has published.
         self._fired: dict[str, datetime] = {}
 

@@ -11,7 +11,7 @@ import logging
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -113,6 +113,48 @@ def test_lines_of_runs_are_kept_by_workers_and_read_by_publishers_and_operators(
     with as_role(users, "worker") as client, pytest.raises(OperationFailure, match="not authorized"):
         client.tasks.database["logs"].delete_many({})
     assert not any(secret in worker.log for secret in SHOWN)
+
+
+@contextmanager
+def without(staged: Stage, role: rights.Role, *actions: str) -> Iterator[None]:
+    """Take these rights on the registry of handlers from a role during the block, as before an upgrade of the roles."""
+    taken = [{"resource": {"db": SHOP, "collection": "handlers"}, "actions": list(actions)}]
+    staged.mongo.admin.command("revokePrivilegesFromRole", rights.role_name(SHOP, role), privileges=taken)
+    try:
+        yield
+    finally:
+        staged.mongo.admin.command("grantPrivilegesToRole", rights.role_name(SHOP, role), privileges=taken)
+
+
+def test_publisher_who_may_not_read_the_registry_publishes_as_before_and_is_told_once(
+    staged: Stage, users: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    with without(staged, "publisher", "find"), as_role(users, "publisher") as client:
+        for key in "ab":
+            assert client.publish("noop", key=key).created
+        assert client.publish("another", key="a").created
+        with client.tasks.database.client.start_session() as session, session.start_transaction():
+            assert client.publish("third", key="a", session=session).created
+    assert caplog.text.count("published by name without what their handlers declare") == 1
+
+
+def test_worker_that_may_not_write_the_registry_runs_its_tasks(staged: Stage, users: Accounts) -> None:
+    with without(staged, "worker", "insert", "update"):
+        worker = staged.start("W")
+        with as_role(users, "publisher") as client:
+            client.publish("noop", {"value": 5}, key="a")
+            assert client.wait("noop", "a", timeout=PATIENCE).returns == 5
+        eventually(lambda: "handlers not registered" in worker.log)
+
+
+def test_publisher_knows_what_a_worker_has_registered(staged: Stage, users: Accounts) -> None:
+    staged.start("W")
+    with as_role(users, "publisher") as client:
+        eventually(lambda: "noop" in {handler.name for handler in client.handlers()})
+        client.publish("noop", {"value": 5}, key="a")
+        assert client.get("noop", "a").declared is not None
+        with pytest.raises(OperationFailure, match="not authorized"):
+            client.tasks.database["handlers"].delete_many({})
 
 
 def test_publisher_publishes_reads_waits_and_follows_events(staged: Stage, users: Accounts) -> None:

@@ -569,7 +569,8 @@ WORKER_MUTATIONS = (
         "further-fields-unseen",
         "A task with a part in a flow, a callback or a next round is run as if it had none.",
         (Edit(_CLAIMED, "simple_facts",
-              'len(document) != _TASK_CNT + ("params" in document) + ("quiet_time" in document)', "False"),),
+              'len(document) != _TASK_CNT + ("params" in document) + ("quiet_time" in document)'
+              ' + ("declared" in document)', "False"),),
         (f"{_CLAIMED_TESTS}::test_no_value_of_any_field_is_taken_for_a_simple_task_that_is_none",),
     ),
     Mutation(

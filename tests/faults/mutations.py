@@ -41,6 +41,7 @@ from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_order import ORDER_MUTATIONS
 from tests.faults.mutants_of_processes import PROCESS_MUTATIONS
+from tests.faults.mutants_of_registry import REGISTRY_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_starting import STARTING_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
@@ -60,6 +61,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *GATHERING_MUTATIONS,
     *CALLBACK_MUTATIONS,
     *CALL_MUTATIONS,
+    *REGISTRY_MUTATIONS,
     *METRIC_MUTATIONS,
     *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,

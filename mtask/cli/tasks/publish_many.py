@@ -106,8 +106,13 @@ def _start(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_unserved(cli: Cli, client: Client, names: Iterable[str]) -> None:
-    """Say which of the names no live worker serves, with the nearest one that is served. This costs one read."""
-    if cli.is_json or cli.flags.quiet:
+    """Say which of the names no handler is registered for, and which no live worker serves. This costs one read."""
+    names = set(names)
+    unknown = {name: told for name in names if (told := client.unknown_name(name)) is not None}
+    for name in sorted(unknown)[:_MAX_UNSERVED]:
+        cli.notice(str(unknown[name]), style="yellow")
+    names.difference_update(unknown)
+    if cli.is_json or cli.flags.quiet or not names:
         return
     try:
         served = sorted({name for worker in client.workers() for name in worker.names})
@@ -115,7 +120,7 @@ def warn_of_unserved(cli: Cli, client: Client, names: Iterable[str]) -> None:
         return
     if not served:
         return  # publishing before the first worker starts is usual
-    for name in sorted(set(names).difference(served))[:_MAX_UNSERVED]:
+    for name in sorted(names.difference(served))[:_MAX_UNSERVED]:
         nearest = difflib.get_close_matches(name, served, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "; it waits for a worker that does"
         cli.notice(f"no live worker serves {name!r}{hint}", style="yellow")

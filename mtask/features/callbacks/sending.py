@@ -226,7 +226,7 @@ def with_deliveries(app: App, options: CallbackOptions, concurrency: int) -> App
 
     `concurrency` is the number of the worker's slots: receivers that are slow must not take all of them.
     """
-    own = App()
+    own = App(version=app.version)
     own.include(app)
     deliverer = Deliverer(options, seats=Seats(max(1, min(MOST, concurrency // 2))))
     own.task(name=DELIVERY, queue=DELIVERY_QUEUE, isolation="thread")(deliverer.deliver)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mtask.arguments.publish import Declarations
 from mtask.features.flows import publish
 from mtask.features.flows.handler import with_handler
 from mtask.features.flows.next import Next
@@ -25,9 +26,13 @@ class Chains:
 
     kind = Next
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        """`handlers` holds the app's handlers by name: a next task that is given by name gets their defaults."""
+    def __init__(self, handlers: Mapping[str, Handler], known: Declarations | None = None) -> None:
+        """`handlers` holds the app's handlers by name: a next task that is given by name gets their defaults.
+
+        `known` tells those of other apps' handlers.
+        """
         self._handlers = handlers
+        self._known = known
 
     def returned(self, run: HeldRun, value: Any) -> Judged | None:
         """Return the outcome of a run that goes on, or that cannot. None: it does not go on."""
@@ -42,10 +47,15 @@ class Chains:
             return outcome, size
         try:
             task = with_handler(next_one.task, self._handlers)
-            owed = next_one.prepare(run.task, task, run.run_id, run.stored_trace)
+            owed = next_one.prepare(run.task, task, run.run_id, run.stored_trace, self._known)
             return replace(outcome, next=owed), size + stored_size(owed.fixed)
         except Exception as error:
             return refusal(run, f"the task cannot go on as {next_one.task!r}: {error}"), 0
+
+    def next_name(self, run: HeldRun, value: Any) -> str | None:
+        """Return the name by which a next task is given. None: the run does not go on, or a handler is given."""
+        next_one = value if issubclass(type(value), Next) else self._next_by_name(run)
+        return next_one.task if next_one is not None and isinstance(next_one.task, str) else None
 
     @staticmethod
     def _next_by_name(run: HeldRun) -> Next | None:

@@ -11,6 +11,8 @@ from typing import Any, Generic, Self, TypeVar, Unpack, get_args, overload
 from mtask.arguments.publish import (
     Call,
     CallbackRef,
+    Declarations,
+    Preparation,
     PublishMiddleware,
     StepArguments,
     TaskRef,
@@ -173,10 +175,12 @@ class Flow:
         """The tasks, in the order in which they were added."""
         return [added.spec for added in self._steps.values()]
 
-    def prepare(self, specs: Sequence[TaskSpec], tenant: str | None = None) -> NewFlow:
+    def prepare(
+        self, specs: Sequence[TaskSpec], tenant: str | None = None, known: Declarations | None = None
+    ) -> NewFlow:
         """Check the flow with these specs of its steps; return it. Raises InvalidFlow and other InvalidInput errors.
 
-        `tenant` is the tenant of a flow that names none.
+        `tenant` is the tenant of a flow that names none. `known` tells what handlers declare that are not at hand.
         """
         tenant = self.tenant if self.tenant is not None else tenant
         if not self._steps:
@@ -187,7 +191,7 @@ class Flow:
         prepared = {}
         for name, spec in zip(self._steps, specs, strict=True):
             try:
-                prepared[name] = spec.prepare(tenant=tenant)
+                prepared[name] = spec.prepare(tenant=tenant, known=known)
             except MtaskError as error:
                 error.add_note(f"in step {name!r} of flow {self.key!r}; nothing was published")
                 raise
@@ -238,7 +242,14 @@ class Flow:
 class FlowPublication:
     """The publishing of one flow, with the middleware around the publish of each task."""
 
-    def __init__(self, flow: Flow, middleware: PublishMiddleware = (), tenant: str | None = None) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        middleware: PublishMiddleware = (),
+        tenant: str | None = None,
+        known: Declarations | None = None,
+    ) -> None:
+        """`known` tells what handlers declare. If `preparation` lacks some, run its `complete` before the operation."""
         if not isinstance(flow, Flow):
             raise InvalidFlow("", f"give a Flow, not {type(flow).__name__}")
         self._begun: list[Begun] = []
@@ -246,7 +257,7 @@ class FlowPublication:
             specs = [copied(spec) for spec in flow.specs] if middleware else flow.specs
             for spec in specs if middleware else ():
                 self._begun.append(enter(middleware, spec))
-            self._flow = flow.prepare(specs, tenant)
+            self.preparation = Preparation(lambda known: flow.prepare(specs, tenant, known), specs, known)
         except BaseException as error:
             self._leave(error)
             raise
@@ -267,16 +278,17 @@ class FlowPublication:
 
     def operation(self) -> Operation[PublishedFlow]:
         """Return the operation that publishes the flow. It must run in a transaction, and can be repeated."""
+        flow = self.preparation.made
         try:
-            yield from check_fields([step.task for step in self._flow.steps])
-            return (yield from publishing.publish(self._flow))
+            yield from check_fields([step.task for step in flow.steps])
+            return (yield from publishing.publish(flow))
         except (NotStorable, DocumentTooLarge) as error:
-            raise InvalidParams(self._flow.head.task.name, f"a step cannot be stored: {error.reason}") from error
+            raise InvalidParams(flow.head.task.name, f"a step cannot be stored: {error.reason}") from error
         except (OperationFailed, DatabaseBusy) as error:
             if isinstance(error, OperationFailed) and error.code != _TOO_LARGE:
                 raise
             reason = "the server has no room for so much in one transaction: publish smaller params or fewer steps"
-            raise InvalidFlow(self._flow.key, f"{reason}, and let handlers add the rest as children") from error
+            raise InvalidFlow(flow.key, f"{reason}, and let handlers add the rest as children") from error
 
     def done(self, published: PublishedFlow) -> PublishedFlow:
         """Tell the middleware of the result; return the result."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
-from mtask.arguments.publish import AddedArguments, Call, TaskRef, copied, spec_of
+from mtask.arguments.publish import AddedArguments, Call, Declarations, Preparation, TaskRef, copied, spec_of
 from mtask.errors import InvalidFlow, MtaskError, NotInFlow, ResultLost, shown
 from mtask.features.flows import publish
 from mtask.features.flows.next import flow_part, owed
@@ -41,6 +41,10 @@ class HandlerOperations(Protocol):
     @property
     def relays(self) -> Sequence[Relay]:
         """The relays that settle what ends because of other ends."""
+
+    @property
+    def known(self) -> Declarations | None:
+        """What is known of handlers of other apps."""
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation for an async handler."""
@@ -151,10 +155,17 @@ class Family:
             raise NotInFlow(task.id)
         if self._run.is_in_transaction:
             raise RuntimeError("add children before context.transaction(): in it, the task's document is about to end")
-        owed_tasks = self._prepared(task, task.flow.key, list(given))
-        return self._adding(task.flow.key, owed_tasks)
+        key, children, handlers = task.flow.key, list(given), self._operations.handlers
+        specs = [child.spec for child in children if isinstance(child, Child)]
+        others = [spec for spec in specs if isinstance(spec.task, str) and spec.task not in handlers]
+        preparation = Preparation(
+            lambda known: self._prepared(task, key, children, known), others, self._operations.known
+        )
+        return self._adding(key, preparation)
 
-    def _prepared(self, task: StoredTask, key: str, given: Sequence[Child]) -> list[OwedTask]:
+    def _prepared(
+        self, task: StoredTask, key: str, given: Sequence[Child], known: Declarations | None
+    ) -> list[OwedTask]:
         assert task.flow is not None
         ancestors = [*task.flow.ancestors, task.id]
         if len(ancestors) > MAX_DEPTH:
@@ -172,10 +183,11 @@ class Family:
             spec.task = with_handler(spec.task, self._operations.handlers)
             spec.key, spec.tenant = f"{own_key(task.tenant, key)}/{step}", task.tenant
             handler = handler_of(spec.task)
-            if handler is None or "priority" not in handler.options:
+            declared = handler if handler or known is None else known.declaration(str(spec.task))
+            if declared is None or "priority" not in declared.options:
                 spec.options.setdefault("priority", task.task_option.priority)
             try:
-                new = spec.prepare()
+                new = spec.prepare(known=known)
             except MtaskError as error:
                 error.add_note(f"in child {step!r} of {task.id}; no child was added")
                 raise
@@ -183,10 +195,10 @@ class Family:
             prepared[step] = owed(new, fixed, self._run.stored_trace)
         return list(prepared.values())
 
-    def _adding(self, key: str, owed_tasks: Sequence[OwedTask]) -> Operation[list[Published]]:
+    def _adding(self, key: str, preparation: Preparation[list[OwedTask]]) -> Operation[list[Published]]:
         run = self._run
         added: set[str] = set()
-        owed_tasks = yield from encode.owed(owed_tasks)
+        owed_tasks = yield from encode.owed((yield from preparation.complete()))
         yield from publish.make_room(key, run.task.id, owed_tasks)
         for batch in publish.in_batches(owed_tasks) if owed_tasks else ():
             more = publish.add(run.task.id, run.run_id, batch, lambda: run.is_lease_valid, self._operations.relays)

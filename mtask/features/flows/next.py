@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Unpack, overload
 
-from mtask.arguments.publish import AddedArguments, Call, TaskRef, TaskSpec
+from mtask.arguments.publish import AddedArguments, Call, Declarations, TaskRef, TaskSpec
 from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.kernel.document.handlers import handler_of
 from mtask.kernel.document.identity import own_key, task_id_of
@@ -88,11 +88,12 @@ class Next:
         task: TaskRef | None = None,
         run_id: str | None = None,
         trace: Trace | None = None,
+        known: Declarations | None = None,
     ) -> OwedTask:
         """Check the next task of the task `before`, and return it. Raises subclasses of InvalidInput.
 
         `task` stands for `self.task`: its handler, where only a name was given. `run_id` is the run that goes on,
-        and `trace` its span.
+        and `trace` its span. `known` tells what handlers of other apps declare.
         """
         diff = self.priority_diff
         if isinstance(diff, bool) or not isinstance(diff, int):
@@ -119,10 +120,10 @@ class Next:
             queue=self.queue,
             start_time=self.start_time,
             delay=self.delay,
-            lookup=self._with_lookups_of(before, chosen),
+            lookup=self._with_lookups_of(before, chosen, known),
             **options,
         )
-        prepared = spec.prepare()
+        prepared = spec.prepare(known=known)
         chain = {"before": before.id, "first": first, "number": number, "run_id": run_id, "rounds": rounds or None}
         fixed = prepared.fixed() | {"chain": {name: value for name, value in chain.items() if value is not None}}
         if before.flow is not None:
@@ -138,13 +139,14 @@ class Next:
                 raise InvalidFlow(flow.key, f"a child of children {MAX_DEPTH} levels deep cannot go on")
         return owed(prepared, fixed, trace)
 
-    def _with_lookups_of(self, before: StoredTask, task: TaskRef) -> Lookup | None:
+    def _with_lookups_of(self, before: StoredTask, task: TaskRef, known: Declarations | None) -> Lookup | None:
         """Return the lookups that are given here, and those of the task `before` under other names."""
         given: Any = self.lookup
         if given is not None and not isinstance(given, Mapping):
             return given  # type: ignore[no-any-return]  # `TaskSpec` raises the error
         handler = handler_of(task)
-        taken = handler.lookup if handler else ()
+        declared = handler if handler or known is None else known.declaration(str(task))
+        taken = declared.lookup if declared else ()
         inherited = {name: values for name, values in before.lookups.items() if name not in taken}
         return {**inherited, **(given or {})} or None
 

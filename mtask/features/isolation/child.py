@@ -25,7 +25,8 @@ from mtask.app.app import App, load_app
 from mtask.app.context import Context
 from mtask.app.hooks import Started
 from mtask.app.middleware import RunCall
-from mtask.errors import LeaseLost, RunCanceled
+from mtask.arguments.publish import Declarations, TaskSpec
+from mtask.errors import LeaseLost, MtaskError, RunCanceled
 from mtask.features.isolation.messages import (
     Channel,
     Message,
@@ -39,7 +40,7 @@ from mtask.features.isolation.processes import be_killed_first, end_with_parent
 from mtask.features.logs.worker import Line, RunLogHandler, line_of
 from mtask.kernel.driver.errors import scrubbed
 from mtask.kernel.operations.claim import facts_of
-from mtask.kernel.worker.process.log import fields, log_to_stderr, logger
+from mtask.kernel.worker.process.log import fields, log_to_stderr, logger, told
 from mtask.kernel.worker.process.runtime import exit_now, handle_ends, run_job
 from mtask.kernel.worker.running import leases
 from mtask.kernel.worker.running.call import Called, Caller, HandlerStores, RunOperations, Surroundings
@@ -48,6 +49,7 @@ from mtask.kernel.worker.running.run import EndReason, HeldRun
 from mtask.kernel.worker.running.transactions import RunTransactions, late_value
 from mtask.logs import RUN, RunMarks, first_of
 from mtask.parts.codec import codec_in
+from mtask.parts.declarations import declarations
 from mtask.parts.outcomes import successes
 from mtask.parts.relays import RELAYS
 
@@ -77,6 +79,7 @@ class Child:
         self._stores: HandlerStores
         self._caller: Caller
         self._successes: Successes
+        self._known: Declarations
 
     async def live(self) -> None:
         """Work until the worker says stop."""
@@ -126,10 +129,11 @@ class Child:
         self._leases = RemoteLeases(self._channel.send, worker_id)
         codec = codec_in(hello.get("codec"), hello["uri"])
         self._stores = stores = HandlerStores(hello["uri"], hello["database"], f"mtask-worker:{worker_id}", codec)
-        self._successes = successes(app.handlers)
+        self._known = declarations()
+        self._successes = successes(app.handlers, self._known)
         leases = self._leases
         transactions = RunTransactions(stores, leases, self._successes, hello["incarnation"])
-        operations = RunOperations(stores, app.handlers, RELAYS)
+        operations = RunOperations(stores, app.handlers, RELAYS, self._known)
         context = partial(
             Context,
             worker_id=worker_id,
@@ -170,6 +174,7 @@ class Child:
             self._lines.begin(run.run_id)
         called = Called()
         await self._caller.call(run, called)
+        await self._look_up(run, called)
         try:
             self._tell(run, called)
         finally:
@@ -177,6 +182,17 @@ class Child:
             self._run = run.asyncio_task = None
             self._watching.cancel()  # else the timer would keep the run and its params until the end of the lease
             called.raised = None
+
+    async def _look_up(self, run: HeldRun, called: Called) -> None:
+        """Find out what the handler of the next task declares, if the run goes on as a task of another app."""
+        try:
+            name = None if called.raised else self._successes.next_name(run, called.returned)
+            if name is None or name in self._app.handlers or not self._known.lacking([TaskSpec(name)]):
+                return
+            if (store := self._stores.for_async()) is not None:
+                await store.run(self._known.learn([name]))
+        except MtaskError as error:
+            logger.warning("next task published without what its handler declares", extra=fields(reason=told(error)))
 
     def _watch(self, run: HeldRun) -> None:
         """Exit if the lease is over and the worker does not end the handler: it is frozen, and another has the task."""

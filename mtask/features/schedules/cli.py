@@ -68,7 +68,8 @@ def add(
     Workers fire the schedule. Each firing publishes one task under the key ID/INSTANT, however many workers there are.
     """
     read = values.params_from(params, params_file)
-    schedule = cli.client().add_schedule(  # type: ignore[call-overload]  # Typer gives no literals
+    client = cli.client()
+    schedule = client.add_schedule(  # type: ignore[call-overload]  # Typer gives no literals
         schedule_id,
         name,
         _when(cron, every, at),
@@ -81,6 +82,8 @@ def add(
         **options,
     )
     _report(cli, schedule)
+    if (told := client.unknown_name(name)) is not None:
+        cli.notice(str(told), style="yellow")
 
 
 def _when(cron: str | None, every: str | None, at: str | None) -> When:

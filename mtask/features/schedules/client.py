@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, Unpack
 from pydantic import ValidationError
 
 from mtask.arguments.criteria import LookupCriteria
-from mtask.arguments.publish import Call, TaskRef, spec_of
+from mtask.arguments.publish import Call, Declarations, TaskRef, spec_of
 from mtask.errors import InvalidInput, SchemaMismatch, shown
 from mtask.features.schedules import operations as schedules
 from mtask.features.schedules import triggers
@@ -162,15 +162,15 @@ class ScheduleSpec:
     def __repr__(self) -> str:
         return f"ScheduleSpec({self.schedule_id!r}, {self.task!r}, {self.when!r})"
 
-    def prepare(self, tenant: str | None = None) -> Definition:
+    def prepare(self, tenant: str | None = None, known: Declarations | None = None) -> Definition:
         """Check the arguments and return the definition; raise a subclass of InvalidInput.
 
-        `tenant` is the tenant of a schedule that names none.
+        `tenant` is the tenant of a schedule that names none. `known` tells what handlers declare that are not at hand.
         """
         tenant = self.tenant if self.tenant is not None else tenant
         task = spec_of(
             self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, tenant=tenant, **self.options
-        ).prepare()
+        ).prepare(known=known)
         trigger = _checked_trigger(trigger_of(self.when, self.timezone))
         fields: dict[str, Any] = {
             "name": task.name,

@@ -59,6 +59,8 @@ class Handler:
     isolation: IsolationKind | None = None
     #: Whether the function says that it returns None.
     returns_nothing: bool = False
+    #: What was worked out of the handler before and is wanted again, by its name. Not a part of what it declares.
+    known: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def next_name(self, flow_key: str | None) -> str | None:
         """Return the name of the task as which a task goes on; None: it does not. `flow_key`: the key of its flow."""

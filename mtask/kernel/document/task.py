@@ -41,7 +41,7 @@ from mtask.kernel.document.values import MAX_TRACEPARENT, Stored, TraceContext
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 9
+SCHEMA_REVISION = 10
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
 #: The first revision whose workers know the limits and fair turns of tenants.
@@ -59,6 +59,10 @@ MAX_DEPTH = 16
 MAX_CALL_ID = 64
 #: The most calls that one round of a task collects, and so the most ids of former calls that its document keeps.
 MAX_CALLS = 1000
+#: The longest hash of a handler's declaration, in characters.
+MAX_HASH = 64
+#: The longest version of an app, in characters.
+MAX_APP_VERSION = 100
 
 #: A version of the marshal format that writes no references. So equal values have equal bytes, but 1, 1.0 and True have
 #: different bytes.
@@ -259,6 +263,8 @@ class Task(Stored):
     task_option: TaskOption
     #: The name of the data key that encrypts the params: queue:NAME or tenant:NAME. A readable task has no such field.
     sealed: Text | None = None
+    #: The version of the handler whose declaration the publisher knew: its hash in `handlers`. Else no such field.
+    declared: Annotated[Text, Field(max_length=MAX_HASH)] | None = None
     #: The values by which clients look the task up. If a task has no lookups, its document has no such field.
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     task_state: TaskState
@@ -448,6 +454,8 @@ class WorkerDocument(Stored):
     names: list[str]
     #: The names of tasks in the worker's queues for which the worker has no handler.
     unserved_names: list[str] = Field(default_factory=list)
+    #: The versions of its handlers, each as name@hash. Workers of before have no such field.
+    handlers: list[str] = Field(default_factory=list)
     #: The names of the data keys that the worker cannot use, and ["*"] for a worker without keys.
     unusable_keys: list[str] = Field(default_factory=list)
     concurrency: Count

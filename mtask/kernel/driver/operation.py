@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
-Collection = Literal["tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"]
+Collection = Literal[
+    "tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs", "handlers"
+]
 COLLECTIONS: tuple[Collection, ...] = get_args(Collection)
 Target = Literal[Collection, "database", "admin", "session", "codec", "names"]
 Operation = Generator["Call", Any, T]
@@ -41,6 +43,8 @@ class Call:
     timeout: timedelta | None = None
     #: Whether the call reads the tasks of all tenants also for a client of one: see `for_everybody`.
     is_for_everybody: bool = False
+    #: Whether the call is sent outside of the caller's transaction: see `apart`.
+    is_apart: bool = False
 
     def within(self, timeout: timedelta | None) -> Call:
         """Return the same call with this time limit. If `timeout` is None, the usual limit of an operation applies."""
@@ -49,6 +53,10 @@ class Call:
     def for_everybody(self) -> Call:
         """Return the same call, to be sent as it is also for a client of one tenant: see the function of this name."""
         return replace(self, is_for_everybody=True)
+
+    def apart(self) -> Call:
+        """Return the same call, to be sent outside of the caller's transaction: it reads what is there now."""
+        return replace(self, is_apart=True)
 
 
 def within(operation: Operation[T], time_left: Callable[[], timedelta]) -> Operation[T]:
@@ -155,6 +163,7 @@ places = partial(on, "places")  #: in which a gate counts what passes
 actions = partial(on, "actions")  #: the action log
 bulks = partial(on, "bulks")  #: bulk changes
 metrics = partial(on, "metrics")  #: the counts of workers and of tasks
+handlers = partial(on, "handlers")  #: what handlers declare
 
 
 def command(name: str, value: Any = 1, **options: Any) -> Call:

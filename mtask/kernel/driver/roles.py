@@ -30,6 +30,8 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         # Who may change tasks writes it down, and may not change what is written.
         "actions": ("insert", "listIndexes"),
         "logs": ("find", "listIndexes"),
+        # A publish by name asks what the handler declares.
+        "handlers": ("find", "listIndexes"),
     },
     "worker": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -41,6 +43,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "actions": ("insert", "listIndexes"),
         "metrics": ("insert", "update", "listIndexes"),
         "logs": ("insert", "update", "listIndexes"),
+        "handlers": ("insert", "update", "listIndexes"),
     },
     "operator": {
         EVERY: ("listCollections", "find", "changeStream"),
@@ -54,6 +57,7 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         # Who reads metrics may have to count the tasks anew, for all that read.
         "metrics": ("insert", "update", "listIndexes"),
         "logs": ("listIndexes",),
+        "handlers": ("listIndexes",),
         SERVER: ("serverStatus",),
     },
     "deployer": {EVERY: ("listCollections",), **dict.fromkeys(COLLECTIONS, _SET_UP)},

@@ -254,9 +254,10 @@ class SyncStore:
                         answer = self.names
                     else:
                         with pymongo.timeout((call.timeout or self.timeout).total_seconds()):
-                            answer = self._answer(call, session)
+                            answer = self._answer(call, None if call.is_apart else session)
                 except Exception as error:
-                    call = operation.throw(_told(error, call, self.database.name, in_session=session is not None))
+                    in_session = session is not None and not call.is_apart
+                    call = operation.throw(_told(error, call, self.database.name, in_session=in_session))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:
@@ -347,12 +348,13 @@ class AsyncStore:
                         call = operation.send(answer)
                         continue
                     with pymongo.timeout((call.timeout or self.timeout).total_seconds()):
-                        if session is None:
+                        if session is None or call.is_apart:
                             answer = await WhilePrimary(self._answer(call, None), self.client, self._keep)
                         else:  # a call in a transaction goes on: only its owner may give it up
                             answer = await self._answer(call, session)
                 except Exception as error:
-                    call = operation.throw(_told(error, call, self.database.name, in_session=session is not None))
+                    in_session = session is not None and not call.is_apart
+                    call = operation.throw(_told(error, call, self.database.name, in_session=in_session))
                 else:
                     call = operation.send(answer)
         except StopIteration as stop:

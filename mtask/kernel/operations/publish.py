@@ -49,6 +49,8 @@ class NewTask:
     tenant: str | None = None
     #: The name of the data key that encrypts the params. None: they are readable, and the document has no such field.
     sealed: str | None = None
+    #: The version of the handler that the publisher knows. None: it knows none, and the document has no such field.
+    declared: str | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
@@ -60,6 +62,8 @@ class NewTask:
         made["task_option"] = self.task_option
         if self.sealed is not None:
             made["sealed"] = self.sealed
+        if self.declared is not None:
+            made["declared"] = self.declared
         if self.lookup is not None:
             made["lookup"] = self.lookup
         if self.callback is not None:

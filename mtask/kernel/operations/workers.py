@@ -187,6 +187,11 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
     return document
 
 
+def is_live() -> dict[str, Any]:
+    """Match live workers."""
+    return dict(_LIVE)
+
+
 def live() -> Operation[list[Document]]:
     """Return the live workers, each with the server's time as `now`."""
     found: list[Document] = yield workers("rows", [{"$match": _LIVE}, {"$sort": {"_id": 1}}, {"$set": {"now": x.NOW}}])

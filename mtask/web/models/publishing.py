@@ -104,6 +104,8 @@ class PublishedTask(BaseModel):
     updated: bool
     #: Only of a task that existed before and was not changed: whether it has other params than this request.
     params_differ: bool | None = None
+    #: Only if there are any: what seems to be wrong, such as a name without a handler.
+    warnings: list[str] | None = None
 
 
 class BatchEntry(BaseModel):
@@ -117,6 +119,7 @@ class BatchEntry(BaseModel):
     created: bool = False
     updated: bool = False
     params_differ: bool | None = None
+    warnings: list[str] | None = None
     problem: ProblemDocument | None = None
 
 

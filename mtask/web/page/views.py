@@ -30,12 +30,13 @@ NAVIGATION = (
     ("/queues", "Queues", "q", True),
     ("/workers", "Workers", "w", True),
     ("/schedules", "Schedules", "s", True),
+    ("/handlers", "Handlers", "h", True),
     ("/log", "Log", "l", True),
 )
 
 
 #: The addresses of single things, each below that of their list.
-_SINGLE = ("/task", "/flow", "/queue")
+_SINGLE = ("/task", "/flow", "/queue", "/handler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
 """The routes that publish tasks: one, many, and one as jobber does."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Header, Response
 
-from mtask.arguments.publish import PolicyArguments, PublishManyArguments, TaskArguments, policy
+from mtask.arguments.publish import Declarations, PolicyArguments, PublishManyArguments, TaskArguments, policy
 from mtask.client import AsyncClient, TaskSpec
-from mtask.errors import DatabaseError, InvalidInput, TaskError
+from mtask.errors import DatabaseError, InvalidInput, TaskError, UnknownTaskName
 from mtask.kernel.document.identity import check_key, check_name, fresh_key, stored_key, task_id_of
 from mtask.kernel.document.parts import Sealed
 from mtask.kernel.operations.publish import Published
@@ -117,7 +118,7 @@ async def _publish(
     made: dict[str, Any] = _named(spec, caller)
     try:
         result = await client.publish(spec.task, spec.params, **task, **existing)
-        made |= {"created": result.created, "updated": result.updated}
+        made |= {"created": result.created, "updated": result.updated} | _warnings(client, name, caller)
         if not result.created and not result.updated:
             differs = (await _differing(client, [(result.task_id, body.params)]))[0]
             made |= {} if differs is None else {"params_differ": differs}
@@ -145,6 +146,15 @@ def _named(spec: TaskSpec, caller: Caller) -> dict[str, Any]:
     return {"task_id": task_id_of(name, key), "name": name, "key": key}
 
 
+def _warnings(client: AsyncClient, name: str, caller: Caller) -> dict[str, Any]:
+    """Return what seems to be wrong with a task that was published. The names of handlers concern no tenant."""
+    found = client.unknown_name(name)
+    if found is None:
+        return {}
+    told = found if caller.tenant is None else UnknownTaskName(name, None)
+    return {"warnings": [str(told)]}
+
+
 def _differs(given: Any, stored: Any) -> bool | None:
     # This server may lack the keys of encrypted params. Then nobody can tell.
     return None if isinstance(stored, Sealed) else not views.same_params(given, stored)
@@ -167,6 +177,7 @@ async def publish_batch(
     checked = policy(**existing)
     if idempotency_key is not None:
         check_key(idempotency_key)
+    known = await _known(body, client)
     rows: list[dict[str, Any]] = []
     specs: dict[int, TaskSpec] = {}
     implied = {index for index, entry in enumerate(body.tasks) if entry.key is None and idempotency_key is not None}
@@ -179,7 +190,7 @@ async def publish_batch(
             spec = TaskSpec(check_name(entry.name), entry.params, **_arguments(entry, key, caller))
             if checked.replaces_options:
                 check_retention(spec.options, caller)
-            spec.prepare(checked)
+            spec.prepare(checked, known=known)
             specs[index] = spec
             rows[index] = _named(spec, caller)
         except InvalidInput as error:
@@ -196,12 +207,25 @@ async def publish_batch(
             rows[index] |= {"created": False, "updated": False, "problem": document_of(result, caller)}
             continue
         rows[index] |= {"created": result.created, "updated": result.updated}
+        rows[index] |= _warnings(client, body.tasks[index].name, caller)
         if differing.get(index) is not None:
             rows[index]["params_differ"] = differing[index]
         if index in implied and differing.get(index):
             reused = IdempotencyKeyReused("The Idempotency-Key belongs to a batch with other params.")
             rows[index]["problem"] = document_of(reused, caller)
     return views.answer({"tasks": rows})
+
+
+async def _known(body: PublishBatch, client: AsyncClient) -> Declarations | None:
+    """Find out what handlers declare, so that the params of each task are checked by itself."""
+    names: dict[str, None] = {}
+    for entry in body.tasks:
+        with suppress(InvalidInput):  # the answer tells of it
+            names[check_name(entry.name)] = None
+    try:
+        return await client.look_up(names)
+    except DatabaseError:
+        return None  # the publish tells of it
 
 
 def _is_untouched(result: Published | TaskError) -> bool:

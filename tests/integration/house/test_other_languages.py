@@ -17,12 +17,14 @@ from mtask import Client, Task, TaskStatus
 from mtask.kernel.document.options import OPTION_NAMES
 from tests import faketime
 from tests.clients import claim, open_store, server_now, succeed
+from tests.integration.features.registry.apps import params_of, registered, thirty
 from tests.mongo import Client as Mongo
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "publish_from_node"
 PAGE = ROOT / "docs" / "other-languages.md"
 PARAMS = {"to": "ada@example.com", "subject": "$9.99 off"}
+_BOTH = ("of-javascript", "of-python")
 INSTANTS = ("create_time", "next_preempt_time", "start_time")
 
 
@@ -190,10 +192,44 @@ def test_javascript_and_python_find_each_others_tasks_by_their_lookups(
     assert client.get("send_email", "plain").lookup is None
 
 
+def test_javascript_publishes_by_name_what_the_handlers_declare(
+    folder: Path, client: Client, mongo: Mongo, mongo_uri: str, database_name: str
+) -> None:
+    known = thirty()
+    with open_store(mongo_uri, database_name) as store:
+        registered(store, known)
+    names = list(known.handlers)
+    script = """
+        import { MongoClient } from "mongodb";
+        import { declaredBy, publish } from "./publish.mjs";
+        const [uri, database, given] = process.argv.slice(1);
+        const client = new MongoClient(uri);
+        const tasks = client.db(database).collection("tasks", { writeConcern: { w: "majority" } });
+        for (const [name, params] of JSON.parse(given)) {
+          const declared = await declaredBy(client.db(database).collection("handlers"), name);
+          await publish(tasks, name, "of-javascript", params, { declared });
+        }
+        await client.close();
+    """
+    given = json.dumps([(name, params_of(index)) for index, name in enumerate(names)])
+    command = ["node", "--input-type=module", "-e", script, mongo_uri, database_name, given]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    for index, name in enumerate(names):
+        client.publish(known.handlers[name].function, params_of(index), key="of-python")
+        made, expected = (mongo[database_name]["tasks"].find_one({"_id": f"{name}:{key}"}) for key in _BOTH)
+        assert made is not None
+        assert expected is not None
+        assert list(made) == list(expected)
+        for document in (made, expected):
+            del document["_id"], document["key"]
+        assert without_instants(made) == without_instants(expected), name
+
+
 def test_the_code_on_the_page_is_the_code_that_is_executed() -> None:
     page, program = PAGE.read_text(encoding="utf-8"), (EXAMPLE / "publish.mjs").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         assert block.strip() in program
 

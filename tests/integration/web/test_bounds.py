@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from mtask import Client, Flow
+from mtask import App, Client, Flow
 from mtask.kernel.driver.stores import SyncStore
 from mtask.search import by_queue, due
 from mtask.search import counts as counting
@@ -19,6 +19,7 @@ from mtask.search import lists as listing
 from mtask.web import sharing
 from mtask.web.page.page import all_addresses
 from mtask.web.settings import WebSettings
+from tests.integration.features.registry.apps import registered
 from tests.integration.web.serving import Serving, serving_on
 from tests.spread import tasks_of_all_kinds
 
@@ -199,12 +200,19 @@ async def test_each_view_of_the_page_and_each_read_of_the_api_examines_a_bounded
         *("/", "/queues", "/queue?queue=q03", "/workers", "/workers?gone=1", "/schedules", "/log", "/bulk", "/charts"),
         *("/flows", "/flows?prefix=flow/1", PAGE_OF_FLOWS, *(f"/task?{one}" for one in single)),
         *("/v1/queues", "/v1/stats", "/v1/controls", "/v1/workers?gone=true", "/v1/schedules", "/v1/actions"),
+        *("/handlers", "/handler?name=bound", "/v1/handlers", "/v1/handlers/bound"),
         *("/v1/bulk", "/v1/flows?limit=50", "/v1/flows?prefix=flow/1&limit=50", "/v1/flows/flow%2F0", "/metrics"),
         *(f"/v1/task?{one}" for one in single),
         *(f"/v1/task/position?{one}" for one in single),
         *(f"/v1/task/logs?{one}" for one in single),
     ]
 
+    app = App()
+
+    @app.task
+    async def bound() -> None: ...
+
+    registered(module_store, app)
     async with examining(filled, mongo_uri, module_store, "mtask-bounds-views") as (server, profile):
         views = {path for method, path in all_addresses() if method == "GET"} - {"/live"}
         assert views <= {path.partition("?")[0] for path in [*paths, "/tasks"]}, "each view is asked for"

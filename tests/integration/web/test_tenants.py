@@ -336,6 +336,8 @@ async def test_of_a_removed_task_of_nobody_a_tenant_learns_nothing_but_its_key(
         ("GET", "/v1/queues"),
         ("GET", "/v1/controls"),
         ("GET", "/v1/workers"),
+        ("GET", "/v1/handlers"),
+        ("GET", "/v1/handlers/s"),
         ("GET", "/v1/schedules"),
         ("GET", "/v1/schedules/s"),
         ("PUT", "/v1/schedules/s"),

@@ -224,6 +224,7 @@ def test_a_clock_that_is_off_is_worth_knowing(offset: float, level: Level) -> No
             [
                 *("find on workers", "listIndexes on workers", "insert on actions", "listIndexes on actions"),
                 *("find on logs", "listIndexes on logs"),
+                *("find on handlers", "listIndexes on handlers"),
             ],
         ),
         (

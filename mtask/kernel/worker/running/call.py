@@ -244,11 +244,17 @@ _STOPPED = "the worker has stopped"
 class RunOperations:
     """Runs the operations of this worker's handlers."""
 
-    def __init__(self, stores: HandlerStores, handlers: Mapping[str, Handler], relays: Sequence[Relay]) -> None:
-        """`relays` settle what ends because of what a handler does."""
+    def __init__(
+        self, stores: HandlerStores, handlers: Mapping[str, Handler], relays: Sequence[Relay], known: Any = None
+    ) -> None:
+        """`relays` settle what ends because of what a handler does.
+
+        `known` tells what handlers of other apps declare; None: nothing is known of them.
+        """
         self._stores = stores
         self.handlers = handlers
         self.relays = relays
+        self.known = known
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation for an async handler; raise a subclass of DatabaseError."""

@@ -69,6 +69,9 @@ class Chaining(Protocol):
     def returned(self, run: HeldRun, value: Any) -> Judged | None:
         """Return what becomes of a run whose handler has returned this. None: it is a value, and the run ends here."""
 
+    def next_name(self, run: HeldRun, value: Any) -> str | None:
+        """Return the name by which a next task is given. None: the run does not go on, or a handler is given."""
+
     def room_of(self, next_one: OwedTask) -> str | None:
         """Return the key of what must have room for this next task. None: nothing must."""
 
@@ -101,6 +104,10 @@ class Successes:
         if run.handler.next is None and not isinstance(returned, self._chaining.kind):
             return succeeded(run, returned)
         return self._chaining.returned(run, returned) or succeeded(run, returned)
+
+    def next_name(self, run: HeldRun, returned: Any) -> str | None:
+        """Return the name by which a next task is given. None: the run does not go on, or a handler is given."""
+        return self._chaining.next_name(run, run.result if run.has_result else returned)
 
     def room_of(self, outcome: Outcome) -> str | None:
         """Return the key of what must have room for the outcome's next task. None: nothing must."""

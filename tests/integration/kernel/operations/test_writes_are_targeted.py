@@ -53,7 +53,9 @@ EXCEPTED = {
 #: Methods of a call that change no document.
 READS = frozenset({"find", "find_one", "rows", "count_documents", "estimated_document_count", "create_indexes"})
 HOUSE = Path(mtask.__file__).parent
-OURS = frozenset({"tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs"})
+OURS = frozenset(
+    {"tasks", "workers", "schedules", "controls", "places", "actions", "bulks", "metrics", "logs", "handlers"}
+)
 
 
 class Writes(CommandListener):

@@ -45,6 +45,8 @@ VIEWS = {
     "queue": ("/queue?queue=mail", "Retention"),
     "workers": ("/workers", "web-1"),
     "schedules": ("/schedules", "nightly-report"),
+    "handlers": ("/handlers", "charge_card"),
+    "handler": ("/handler?name=charge_card", "Publish a task"),
     "log": ("/log", "add schedule"),
 }
 #: The tables and figures that show only a part of what they hold. A graph may be larger than the screen.
@@ -85,6 +87,8 @@ def test_nothing_leads_out_of_a_phone_s_screen(browser: Browser, stage: Stage) -
         ("/flows", "order-4711"),
         ("/schedules", "ComodRivadavia"),
         ("/log", "far-away"),
+        ("/handlers", "transcode"),
+        ("/handler?name=charge_card", "order"),
         (task("charge_card", "order-7"), "web-1"),
     ):
         browser.open(path)
@@ -320,6 +324,18 @@ def test_schedule_is_added_paused_resumed_and_removed(browser: Browser, stage: S
     browser.press("form[action='/schedule/remove?id=hourly'] button")
     browser.shows("The schedule hourly is removed")
     assert "hourly" not in [one.id for one in stage.client.schedules()]
+
+
+def test_task_is_published_from_the_form_of_its_handler(browser: Browser, stage: Stage) -> None:
+    browser.open("/handlers")
+    browser.press("a[href='/handler?name=charge_card']")
+    browser.shows("Publish a task")
+    browser.fill("#publish-task input[name='param.order']", "4712")
+    browser.fill("#publish-task input[name=key]", "of-the-form")
+    browser.press("#publish-task button")
+    browser.shows("The task is published.")
+    assert stage.client.get("charge_card", "of-the-form").params == {"order": 4712}
+    stage.wait("charge_card", "of-the-form")
 
 
 def test_flow_is_clicked_through_and_retried_from_a_step(browser: Browser, stage: Stage) -> None:

@@ -16,7 +16,19 @@ from tests.integration.web.serving import Serve, Serving
 from tests.mongo import until
 
 _CSRF = re.compile(r'"X-CSRF-Token": "([^"]+)"')
-_VIEWS = ("/", "/tasks", "/flows", "/queues", "/queue?queue=mail", "/workers", "/schedules", "/log", "/charts", "/live")
+_VIEWS = (
+    "/",
+    "/tasks",
+    "/flows",
+    "/queues",
+    "/queue?queue=mail",
+    "/workers",
+    "/schedules",
+    "/handlers",
+    "/log",
+    "/charts",
+    "/live",
+)
 #: A change of each address, with a form that would do something.
 _CHANGES = {
     "/task/cancel?name=echo&key=a": {},
@@ -43,8 +55,9 @@ _CHANGES = {
     "/schedule/pause?id=s": {},
     "/schedule/resume?id=s": {},
     "/schedule/remove?id=s": {},
+    "/handler/publish?name=echo": {"hash": "x"},
 }
-_OF_PUBLISHERS = ("/task/cancel", "/task/retry", "/task/rerun", "/task/priority", "/flow/")
+_OF_PUBLISHERS = ("/handler/publish", "/task/cancel", "/task/retry", "/task/rerun", "/task/priority", "/flow/")
 
 
 class Visitor:

@@ -22,6 +22,7 @@ from mtask.features.limits import usage as pools
 from mtask.features.limits.operations import HeldPermit, PermitPool, PermitRequest, Wanted
 from mtask.features.logs import operations as run_logs
 from mtask.features.logs.operations import RunLines
+from mtask.features.registry import operations as handlers
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver import indexes
 from mtask.kernel.driver.operation import owned
@@ -42,7 +43,24 @@ _SECRET = "0f" * 32
 
 def cases() -> dict[str, object]:
     """Return the cases, by name."""
-    return {**_workers(), **_permits(), **_streams(), **_bulks(), **_logs(), **_layout(), **_tenants()}
+    return {**_workers(), **_handlers(), **_permits(), **_streams(), **_bulks(), **_logs(), **_layout(), **_tenants()}
+
+
+def _handlers() -> dict[str, object]:
+    declared = {"send": {"hash": "a1", "queue": "mail", "options": {"priority": 1}, "schema": "{}"}}
+    found = [{"_id": "send", "current": "a1", "versions": [{"hash": "a1"}, {"hash": "b2"}]}]
+    return {
+        "handlers registered": told(handlers.start("w", "i", declared), [{"_id": "send@b2"}]),
+        "handlers registered, which others have": told(handlers.start("w", "i", declared), [{"_id": "send@a1"}]),
+        "handlers declared": told(handlers.current(["send", "$x"])),
+        "handlers: names": told(handlers.names()),
+        "handlers: served names": told(handlers.served(["send"]), [{"_id": "w", "names": ["send"]}]),
+        "handlers": told(handlers.every()),
+        "handler": told(handlers.one("send")),
+        "handlers: live workers": told(handlers.live_workers()),
+        "handlers: hashes": told(handlers.hashes()),
+        "handlers: another version is current": told(handlers.succeed(found), [{"_id": "send@b2"}]),
+    }
 
 
 def _workers() -> dict[str, object]:

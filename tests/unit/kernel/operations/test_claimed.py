@@ -53,6 +53,7 @@ FURTHER = (
     "lookup",
     "tenant",
     "sealed",
+    "declared",
     "expire_time",
     "again",
     "trace",
