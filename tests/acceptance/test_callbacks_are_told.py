@@ -76,7 +76,7 @@ def test_a_receiver_that_is_down_hears_of_it_when_it_is_up(stage: Stage) -> None
     receiver = CallbackReceiver(port=port)
     receiver._server.socket.close()  # down: nobody listens on its port
     deliverer(stage, "W", receiver)
-    stage.client.publish("fail_for_good", key="k", callback={"url": receiver.url, "on": ["FAIL"]})
+    stage.client.publish("fail_for_good", {"reason": "r"}, key="k", callback={"url": receiver.url, "on": ["FAIL"]})
 
     def failures() -> list[str]:
         return [run.get("fail_reason", "") for one in deliveries(stage) for run in one["task_state"]["worker_states"]]

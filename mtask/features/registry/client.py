@@ -21,6 +21,8 @@ from mtask.kernel.driver.operation import Operation
 UnknownNames = Literal["warn", "reject"]
 #: The time for which a client believes what it knows of a name, and that a name has no handler, in seconds.
 LASTS, UNKNOWN_LASTS = 30.0, 5.0
+#: The time for which others believe what was known of a name while one asks anew, in seconds.
+READING = 2.0
 #: The most names that a client remembers.
 MAX_ENTRIES = 10_000
 logger = logging.getLogger("mtask.client")
@@ -47,6 +49,7 @@ class Registry(Declarations):
         Raises a DatabaseError, but not an AccessDenied: what cannot be read is not used.
         """
         wanted, now = list(names), monotonic()
+        self._believe_on(wanted, now + READING)
         if self._nothing_until > now:
             self._remember(dict.fromkeys(wanted, Known(self._nothing_until, None)))
             if not self.rejects or self._is_denied:
@@ -86,6 +89,15 @@ class Registry(Declarations):
             name: Known(until, None, None if name in served else UnknownTaskName(name, nearest_of(name, registered)))
             for name in unknown
         }
+
+    def _believe_on(self, wanted: Sequence[str], until: float) -> None:
+        """Let others go on with what was known while one asks anew: else all that publish at this moment ask."""
+        with self._lock:
+            self.entries.update(
+                (name, known._replace(until=max(known.until, until)))
+                for name in wanted
+                if (known := self.entries.get(name)) is not None
+            )
 
     def _remember(self, made: Mapping[str, Known]) -> None:
         with self._lock:

@@ -25,7 +25,7 @@ from mtask.kernel.worker.process.state import Scope
 from mtask.kernel.worker.process.time import wake_or_wait
 
 #: The time between two looks at the registry, in seconds. It varies, so that workers do not look at once.
-INTERVAL = 10.0
+INTERVAL = 30.0
 
 
 class HandlerRegistrar(Part):

@@ -10,9 +10,9 @@ app = App()
 
 
 @app.task
-def echo(context: Context) -> Any:
+def echo(**params: Any) -> Any:
     """Return the params."""
-    return context.task.params
+    return params
 
 
 @app.task

@@ -118,7 +118,7 @@ def _json_in(path: Path) -> Any:
 
 def fill(uri: str, database: str, texts: Sequence[str]) -> None:
     """Publish tasks, flows, schedules and controls with hostile texts wherever a text may stand."""
-    with Client(uri, database=database) as client:
+    with Client(uri, database=database, registry=False) as client:  # params that no handler takes, too
         client.init()
         for index, text in enumerate(texts):
             _fill_one(client, index, text)

@@ -94,6 +94,7 @@ def test_init_makes_everything_and_says_what(mtask: Commands, store: SyncStore) 
         "bulks",
         "metrics",
         "logs",
+        "handlers",
     ]
     present = store.tasks.index_information()
     assert set(made["collections"][0]["indexes"]) == set(present) - {"_id_"}

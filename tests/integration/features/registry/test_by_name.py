@@ -227,6 +227,22 @@ def test_a_name_is_looked_up_once_and_again_when_its_time_is_over(
     assert stored("send", "e")["queue"] == "post"
 
 
+def test_others_go_on_with_what_was_known_while_one_asks_anew(
+    store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(store, first_version())
+    now = 1000.0
+    monkeypatch.setattr("mtask.features.registry.client.monotonic", lambda: now)
+    cache = registry.Registry()
+    store.run(cache.learn(["send"]))
+    former = cache.entries["send"]
+    now = former.until + 1
+    asking = cache.learn(["send"])
+    next(asking)  # the read is under way
+    assert cache.entries["send"] == former._replace(until=now + registry.READING)
+    asking.close()
+
+
 def test_a_publish_by_name_sends_what_one_by_handler_sends(store: SyncStore, heard: tuple[Client, Heard]) -> None:
     app = first_version()
     registered(store, app)

@@ -30,6 +30,8 @@ from mtask.features.flows import settle as settling
 from mtask.features.limits.operations import PermitPool
 from mtask.features.logs.options import LogOptions
 from mtask.features.metrics import operations as tallies
+from mtask.features.registry import operations as registry
+from mtask.features.registry.rules import declared_by
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.operation import Call
@@ -197,6 +199,20 @@ def opened(uri: str, database: str) -> Iterator[tuple[Client, Mongo]]:
         yield client, source
 
 
+def versions(store: SyncStore) -> None:
+    """The handler of a worker that lives gets another version, of which no worker lives."""
+    eventually(lambda: stored_versions(store), 40, "the worker has told its versions")
+    app = App()
+    app.task(name="quick", priority=1)(lambda: None)
+    store.run(registry.start("gone", "gone", {"quick": declared_by(app.handlers["quick"])}))
+    assert store.run(registry.succeed(store.run(registry.hashes()))) == ["quick"]
+
+
+def stored_versions(store: SyncStore) -> Any:
+    """Return the worker that has told its versions; None: it has not."""
+    return store.database["workers"].find_one({"handlers": {"$exists": True}})
+
+
 def tells(client: Client) -> None:
     """Cancel a task with a callback, and one whose mark cannot be read; then remove them."""
     for key in ("told", "unreadable"):
@@ -223,6 +239,7 @@ async def test_every_write_of_workers_and_clients_names_its_documents_by_id(
             await asyncio.to_thread(controls, client)
             await bench.client.keep("default", success=2, fail=0)
             await until(lambda: bench.count("SUCCESS") == 2, message="all but the newest are removed")
+            await asyncio.to_thread(versions, SyncStore(source, database_name))
             handlers.gate.set()
             await bench.at_rest()
         await asyncio.to_thread(without_worker, client, source)
@@ -273,7 +290,7 @@ async def changes(bench: Bench, client: Client) -> None:
     assert await bench.client.remove("hold", "b")
     await bench.client.retry("fail", "k")
     await bench.client.rerun("quick", "single")
-    await bench.client.publish("quick", {"n": 1}, key="single", if_exists="update", not_update_running=False)
+    await bench.client.publish("quick", priority=1, key="single", if_exists="update", not_update_running=False)
     await bench.client.publish("fail", key="k", clean_failed=True)
     await asyncio.to_thread(client.publish_many, [TaskSpec("quick", key="plain/0")], if_exists="update")
 

@@ -129,6 +129,8 @@ def test_the_first_in_order_of_the_runs_that_a_worker_holds_starts_next_whatever
 
     def hand_back(tasks: Sequence[Task]) -> None:
         task_ids, token = [task.id for task in tasks if task.was_handed_back], str(chance.random())
+        if not task_ids:
+            return
         store.run(claims.claim(task_ids, "another", token))
         run_ids = claims.run_ids_of(task_ids, token)
         store.run(claims.finish([Outcome(each, run_ids[each], RunStatus.CANCELED, reason="r") for each in task_ids]))
