@@ -157,9 +157,10 @@ def test_requests_that_a_killed_server_left_unanswered_are_repeated_and_publishe
 
     async def answered(port: int, ask: Ask) -> Answer | None:
         """Send a request until the answer is not 503, which says: send the request again."""
-        end = monotonic() + PATIENCE
-        while (answer := await send(port, ask)) is not None and answer.status == 503 and monotonic() < end:
+        end, answer = monotonic() + PATIENCE, await send(port, ask)
+        while answer is not None and answer.status == 503 and monotonic() < end:
             await asyncio.sleep(0.1)
+            answer = await send(port, ask)
         return answer
 
     async def repeated(port: int, left: Sequence[Ask]) -> list[tuple[Ask, Answer | None]]:
