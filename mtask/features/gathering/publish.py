@@ -18,7 +18,7 @@ from mtask.errors import DuplicateKey, GatherConflict, GatherFull, TaskError, Ta
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.document.task import GatherKind
-from mtask.kernel.driver.operation import Operation, server_time, tasks
+from mtask.kernel.driver.operation import Operation, server_time, tasks, viewed
 from mtask.kernel.operations import workers
 from mtask.kernel.operations.publish import NewTask, Published, milliseconds
 from mtask.kernel.statements import expressions as x
@@ -197,15 +197,9 @@ def _upsert(task_id: str, pipeline: Any) -> Operation[bool]:
 def _add(guard: filters.Filter, stages: Sequence[Stage], call: SentCall) -> Operation[Mapping[str, Any] | None]:
     """Add the call to the task; return what has become of the call, or None if the guard matches no task."""
     projection = gathering.verdict(call)
-    row: Mapping[str, Any] | None = yield tasks(
-        "find_one_and_update", guard, list(stages), projection=projection, return_document=ReturnDocument.AFTER
-    )
-    if row is None or "is_in" in row:
-        return row
-    # Here the driver has repeated the call after a lost reply. The server answered with its stored image of the
-    # document, and this image lacks computed fields.
-    again: Mapping[str, Any] | None = yield tasks("find_one", {"_id": guard["_id"]}, projection)
-    return again or {"is_in": True}
+    add = tasks("find_one_and_update", guard, list(stages), projection=projection, return_document=ReturnDocument.AFTER)
+    row: Mapping[str, Any] | None = yield from viewed(add, "is_in", gone={"is_in": True})
+    return row
 
 
 def _result(task_id: str, policy: GatherPolicy, verdict: Mapping[str, Any]) -> Published:

@@ -33,7 +33,7 @@ from mtask.features.limits import statements
 from mtask.kernel.document.rules import Rank
 from mtask.kernel.document.status import FINAL, RunStatus
 from mtask.kernel.document.task import SCHEMA_VERSION, runs_in
-from mtask.kernel.driver.operation import Operation, places, tasks
+from mtask.kernel.driver.operation import Operation, places, tasks, viewed
 from mtask.kernel.operations import claim as claims
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
@@ -240,7 +240,7 @@ def take(
 def _take_one(pool_id: str, pipeline: Any, view: Document) -> Operation[Document]:
     for _ in range(_RACES):
         try:
-            document: Document = yield places(
+            call = places(
                 "find_one_and_update",
                 {"_id": pool_id},
                 pipeline,
@@ -248,6 +248,7 @@ def _take_one(pool_id: str, pipeline: Any, view: Document) -> Operation[Document
                 projection=view,
                 return_document=ReturnDocument.AFTER,
             )
+            document: Document = yield from viewed(call, "listed")
         except DuplicateKey:
             continue  # another worker made the document at the same time
         return document

@@ -155,6 +155,20 @@ def on(collection: Collection, method: str, *args: Any, **kwargs: Any) -> Call:
     return Call(collection, method, args, kwargs)
 
 
+def viewed(call: Call, computed: str, gone: Any = None) -> Operation[Any]:
+    """Send a `find_one_and_update` whose projection computes the field `computed`; return the document, or None.
+
+    The driver repeats the call after a lost reply. The server then answers with its stored image of the document, which
+    lacks computed fields, so the document is read anew. `gone`: the answer if it has been removed by then.
+    """
+    document = yield call
+    if document is None or computed in document:
+        return document
+    by_id = {"_id": call.args[0]["_id"]}
+    again = yield replace(call, method="find_one", args=(by_id, call.kwargs["projection"]), kwargs={})
+    return gone if again is None else again
+
+
 tasks = partial(on, "tasks")
 workers = partial(on, "workers")
 schedules = partial(on, "schedules")

@@ -22,7 +22,7 @@ from mtask.kernel.document.parts import OWING, is_sealed, sealed_in
 from mtask.kernel.document.status import FINAL, RunStatus
 from mtask.kernel.document.task import MAX_HASH, SCHEMA_VERSION, Run, StoredTask, known_option, runs_in
 from mtask.kernel.driver.bson import rough_size, with_zones
-from mtask.kernel.driver.operation import Operation, tasks
+from mtask.kernel.driver.operation import Operation, tasks, viewed
 from mtask.kernel.operations import find_due as finding
 from mtask.kernel.operations import sessions
 from mtask.kernel.statements import claim as pipelines
@@ -236,14 +236,8 @@ def ping(
     pipeline = pipelines.ping(run_ids, lease_ms, progress=progress, session_id=session_id)
     if len(runs) == 1:
         one = tasks("find_one_and_update", guard, pipeline, projection=HELD_VIEW, return_document=ReturnDocument.AFTER)
-        document = yield one.within(timeout)
-        if document is None:
-            return []
-        if "now" in document:
-            return [document]
-        # Here the driver has repeated the ping after a lost reply. The server answered with its stored image of the
-        # document, and this image lacks computed fields such as `now`.
-        return (yield from held(task_ids, timeout))
+        document = yield from viewed(one.within(timeout), "now")
+        return [] if document is None else [document]
     yield tasks("update_many", guard, pipeline).within(timeout)
     return (yield from held(task_ids, timeout))
 

@@ -8,6 +8,9 @@ import pytest
 from pymongo import MongoClient
 
 from mtask.database import setup
+from mtask.features.controls.rules import Limit
+from mtask.features.limits import operations as permits
+from mtask.features.limits.operations import PermitPool, PermitRequest, Wanted
 from mtask.kernel.document.task import runs_in
 from mtask.kernel.driver.stores import SyncStore
 from mtask.kernel.operations import claim as claims
@@ -53,3 +56,14 @@ def test_claim_sent_twice_is_one_run(store: SyncStore, proxy: ReplicaSetProxy) -
     assert loss.is_done.is_set()
     assert [run["run_id"] for run in runs_in(document)] == ["token-0"]
     assert [run.run_id for run in parsed(store, "a").runs] == ["token-0"]
+
+
+def test_request_for_permits_sent_twice_tells_that_the_worker_waits(store: SyncStore, proxy: ReplicaSetProxy) -> None:
+    store.run(setup.ensure(setup.EVERY))
+    pool, limit = PermitPool("q"), Limit(concurrency=2)
+    for worker, task_ids in (("w", ["task:a"]), ("other", ["task:b", "task:c"])):
+        store.run(permits.take([PermitRequest(pool, limit, [*map(Wanted, task_ids)])], worker, worker))
+    loss = proxy.drop_replies(1, commands=["findAndModify"])
+    grant = store.run(permits.take([PermitRequest(pool, limit, [Wanted("task:d")])], "w", "again"))[pool]
+    assert loss.is_done.is_set()
+    assert (grant.is_crowded, grant.is_listed) == (True, True)
