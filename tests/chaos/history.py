@@ -240,6 +240,11 @@ class History:
         """Read the places of limits as they were at the end."""
         return _read_bson(self.places_path)
 
+    def logs(self) -> Iterator[tuple[str, list[str]]]:
+        """Read the log of each worker: its name and the lines."""
+        for path in sorted(self.folder.glob("*.log")):
+            yield path.stem, path.read_text(errors="replace").splitlines()
+
     def facts(self) -> Document:
         """Read what holds for the whole run."""
         facts: Document = json.loads(self.facts_path.read_text())

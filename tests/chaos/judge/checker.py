@@ -23,6 +23,7 @@ from tests.chaos.judge.chain import Chain
 from tests.chaos.judge.ends import EndJudge
 from tests.chaos.judge.executors import ExecutorJudge, Life
 from tests.chaos.judge.handlers import HandlerJudge
+from tests.chaos.judge.logs import judge_logs
 from tests.chaos.judge.order import OrderJudge
 from tests.chaos.judge.queues import FiringJudge, Limit, LimitJudge, judge_pauses, paused_names
 from tests.chaos.judge.record.asked import Asked
@@ -74,6 +75,7 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
     for schedule in schedules:
         schedule.judge(chain.tasks)
     judge_pauses(verdict, faults, chain.runs, chain.tasks)
+    judge_logs(verdict, history.logs())
     _judge_limits(limits, history, facts, chain, handlers, verdict)
     _judge_order(facts, faults, asked, chain, handlers, clock, verdict)
     course.conclude()

@@ -68,6 +68,8 @@ class Story:
     #: What the documents at the end are, where they are not what the collection holds.
     documents: list[Document] | None = None
     facts: Document = field(default_factory=dict)
+    #: The lines of the workers' logs.
+    logs: dict[str, list[str]] = field(default_factory=dict)
     number: int = 0
     #: By how much the oplog's clock lies behind, in seconds.
     log_lag: float = 0.0
@@ -425,4 +427,6 @@ class Story:
             history.places_path: self.places,
         }.items():
             path.write_bytes(b"".join(bson.encode(entry) for entry in entries))
+        for worker, lines in self.logs.items():
+            (history.folder / f"{worker}.log").write_text("\n".join(lines))
         return history

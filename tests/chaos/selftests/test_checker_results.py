@@ -56,6 +56,31 @@ def lease_of_a_closed_run_that_is_moved(story: Story) -> None:
     story.finish(task_id, story.claim(task_id))
 
 
+# --- engine_failures --------------------------------------------------------------------------------------------------
+
+
+@SCENES.violate("engine_failures")
+def claimer_that_met_what_it_does_not_know(story: Story) -> None:
+    story.logs["w1"] = [
+        "2026-11-28 20:21:48.673 ERROR   claimer failed and goes on",
+        "    Traceback (most recent call last):",
+        '      File "claim.py", line 97, in claim',
+        "    KeyError: 'listed'",
+        "2026-11-28 20:21:49.100 WARNING handler failed task=loud:1",
+    ]
+
+
+@SCENES.allow
+def logs_of_handlers_and_of_a_database_that_fail(story: Story) -> None:
+    story.logs["w1"] = [
+        "2026-11-28 20:21:49.100 WARNING handler failed task=loud:1",
+        "    Traceback (most recent call last):",
+        "    RuntimeError: attempt 3",
+        "2026-11-28 20:21:49.101 ERROR   middleware failed, the step goes on middleware=trace",
+        "2026-11-28 20:21:49.102 WARNING scan failed, will be repeated reason='stepped down.'",
+    ]
+
+
 # --- wrong_ends -------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ Kind = Literal[
     "wrong_rounds",
     "wrong_executors",
     "wrong_ends",
+    "engine_failures",
 ]
 
 #: Each must be zero.
@@ -47,6 +48,7 @@ KINDS: Mapping[Kind, str] = {
     "wrong_rounds": "calls that gather that are lost, or that made two rounds",
     "wrong_executors": "executors with two handlers, and deaths of executors that were not told at once",
     "wrong_ends": "ends that the handler cannot have",
+    "engine_failures": "parts of the engine that failed by a fault of their own, as the workers' logs tell",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -213,6 +215,7 @@ class Verdict:
     wrong_rounds: Finding = field(default_factory=Finding)
     wrong_executors: Finding = field(default_factory=Finding)
     wrong_ends: Finding = field(default_factory=Finding)
+    engine_failures: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0
