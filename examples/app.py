@@ -15,7 +15,7 @@ from mtask import App, Client, Context
 app = App()
 
 
-@app.task(queue="mail", max_unexpected_retries=5)
+@app.task(queue="mail", max_retries=5)
 async def send_email(context: Context, to: str, subject: str) -> str:
     """Send an email. Async handlers share the worker's event loop."""
     await asyncio.sleep(0.1)  # what talks to the mail server stands here

@@ -16,7 +16,7 @@ app = App()
 
 
 @app.schedule("30 2 * * *", timezone="Europe/Berlin", id="nightly", params={"kind": "sales"}, overlap="skip")
-@app.schedule(timedelta(seconds=1), id="pulse", params={"kind": "pulse"}, retain_success_ms=60_000)
+@app.schedule(timedelta(seconds=1), id="pulse", params={"kind": "pulse"}, retain_success=60)
 @app.task(queue="reports")
 async def report(kind: str) -> str:
     """Write a report. What it declares above is known to the database as soon as a worker runs."""

@@ -155,10 +155,14 @@ class InvalidOption(InvalidInput):
 
 
 class UnknownOption(InvalidOption):
-    """No option has that name."""
+    """No option has that name. `nearest`: the option, or the argument beside the options, that is probably meant."""
 
     def __init__(self, option: str, nearest: str | None, known: tuple[str, ...]) -> None:
-        hint = f"did you mean {nearest!r}?" if nearest else f"the options are {', '.join(known)}."
+        if nearest is None:
+            hint = f"the options are {', '.join(known)}."
+        else:
+            beside = "" if nearest in known else ", which a publish takes beside its options"
+            hint = f"did you mean {nearest!r}{beside}?"
         super().__init__(option, f"there is no such option; {hint}")
         self.nearest = nearest
         self.known = known

@@ -124,7 +124,7 @@ PEERS: Sequence[Peer] = (
         "peer_mtask",
         "mtask/mtask",
         "its defaults: majority writes, async handler",
-        "worker_timeout_ms of LEASE s",
+        "worker_timeout of LEASE s",
         "after the lease, 60 s",
         _mtask,
     ),

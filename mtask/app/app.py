@@ -23,7 +23,7 @@ from mtask.kernel.document.handlers import (
     make_handler,
 )
 from mtask.kernel.document.identity import check_text
-from mtask.kernel.document.options import TaskOptions, check_option_names
+from mtask.kernel.document.options import TaskOptions, check_option_names, with_new_names
 from mtask.kernel.document.task import MAX_APP_VERSION
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -142,14 +142,15 @@ class App:
         Raises InvalidInput. Errors that concern the handler are raised later, when a worker starts.
         """
         trigger = trigger_of(when, given.pop("timezone", None))
+        arguments = with_new_names(given)
 
         def register(target: Any) -> Any:
             def spec() -> ScheduleSpec:
                 handler = getattr(target, HANDLER_ATTRIBUTE, None)
                 if not isinstance(handler, Handler) or self._handlers.get(handler.name) is not handler:
                     raise HandlerError(shown(target), "it has a schedule and is no task: add @app.task")
-                check_option_names(dict.fromkeys(given.keys() - FiringArguments.__annotations__.keys()))
-                return ScheduleSpec(handler.name if id is None else id, target, trigger, params, **given)
+                check_option_names(dict.fromkeys(arguments.keys() - FiringArguments.__annotations__.keys()))
+                return ScheduleSpec(handler.name if id is None else id, target, trigger, params, **arguments)
 
             self._schedules.append(spec)
             return target

@@ -185,7 +185,7 @@ class Context:
         """Whether the worker has asked the handler to end.
 
         A worker asks for this if the task was canceled or removed, if the task's specific_worker_ids now exclude the
-        worker, if the worker stops, if run_timeout_ms is over, or if the lease is lost.
+        worker, if the worker stops, if run_timeout is over, or if the lease is lost.
 
         The worker also cancels the asyncio task of an async handler. A sync handler must check this property and
         return.
@@ -299,7 +299,7 @@ class Context:
 
         Use the transaction once, as the handler's last step. Enter it with
         `async with context.transaction() as session`. In the block, write through `session.client[...]` and pass
-        `session=session`. The block must end within the lease (worker_timeout_ms), because the worker sends no pings
+        `session=session`. The block must end within the lease (worker_timeout), because the worker sends no pings
         during the block. After the block, the handler can still return a value, which is added to the run: readers
         wait for it, but it is lost if the worker dies before. To commit the value with the SUCCESS, or to go on as
         another task, call `context.set_result` in the block.

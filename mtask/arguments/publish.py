@@ -42,7 +42,14 @@ from mtask.kernel.document.identity import (
     task_id_of,
 )
 from mtask.kernel.document.lookup import Lookup, entries_of, values_by_name
-from mtask.kernel.document.options import DEFAULT_OPTION, OPTION_NAMES, TaskOptions, build_option
+from mtask.kernel.document.options import (
+    DEFAULT_OPTION,
+    STORED_NAMES,
+    TaskOptions,
+    option_of,
+    said_name,
+    with_new_names,
+)
 from mtask.kernel.document.task import DEFAULT_QUEUE
 from mtask.kernel.document.values import Trace, storable
 from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored_size
@@ -226,7 +233,7 @@ class TaskSpec:
         self.lookup = arguments.pop("lookup", None)
         self.callback = arguments.pop("callback", None)
         self.tenant = arguments.pop("tenant", None)
-        self.options: TaskOptions = arguments
+        self.options: TaskOptions = with_new_names(arguments)
         #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
         self.trace: Mapping[str, str] | None = None
 
@@ -272,9 +279,10 @@ class TaskSpec:
         tenant = None if given_tenant is None else check_tenant(given_tenant)
         key = stored_key(tenant, self.key if self.key is not None else fresh_key(datetime.now(UTC)))
         default_queue = declared.queue if declared else DEFAULT_QUEUE
-        option = build_option(declared.options if declared else {}, dict(self.options))
+        option = option_of(declared.options if declared else {}, self.options)
         if not is_plain:
-            gathering.check_task(policy, self.key, self.start_time, self.delay, option, named)
+            retention = named(said_name("retain_success_ms", self.options))
+            gathering.check_task(policy, self.key, self.start_time, self.delay, option, named, retention)
         return NewTask(
             task_id=task_id_of(name, key),
             name=name,
@@ -426,7 +434,7 @@ def _check_ours(name: str) -> None:
 def _check_no_params(handler: Handler, options: Mapping[str, Any]) -> None:
     """Raise InvalidParams if an argument of the handler is given where options are: publish(send, to="ann")."""
     for option in options:
-        if option in OPTION_NAMES:
+        if option in STORED_NAMES:
             continue
         place = handler.place_of(option)
         if option in handler.fields.values():

@@ -16,7 +16,13 @@ from mtask.cli.flags import POINTER, BriefCommand, Flags, callback, keyword, tak
 from mtask.cli.values import flag_of, option_from_flag, options_from_pairs
 from mtask.errors import InvalidInput
 from mtask.kernel.document.identity import is_key_of, own_key, split_task_id, task_id_of
-from mtask.kernel.document.options import TASK_OPTIONS, TaskOptions, check_option_names
+from mtask.kernel.document.options import (
+    DURATIONS,
+    TASK_OPTIONS,
+    TaskOptions,
+    check_option_names,
+    with_new_names,
+)
 from mtask.says import Says, hints_of
 
 _Command = Callable[..., int | None]
@@ -43,7 +49,7 @@ _Pairs = Annotated[
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="An option by its document name, such as priority=5 or run_timeout_ms=90000; repeatable.",
+        help="An option by its name in Python, such as priority=5 or run_timeout=90s; repeatable.",
         rich_help_panel=TASK_OPTIONS,
         show_default=False,
     ),
@@ -67,6 +73,20 @@ def _parameter(argument: str, name: str, told: Any, said: Says) -> inspect.Param
     return keyword(f"{argument}_{name}", Annotated[kind, made], default)
 
 
+#: The flags of options until mtask 0.2, where those of today are called something else. They go with mtask 1.0.
+_OLD_FLAGS = [
+    keyword(
+        f"options_{old}",
+        Annotated[str | None, typer.Option(flag, hidden=True, help=f"The former name of {new}.")],
+        None,
+    )
+    for old, flag, new in (
+        ("max_unexpected_retries", "--max-unexpected-retries", "--max-retries"),
+        ("unexpected_retry_delay_ms", "--unexpected-retry-delay", "--retry-delay"),
+    )
+]
+
+
 def _takes_several(told: Any) -> bool:
     return Sequence[str] in get_args(told) or Mapping[str, Any] in get_args(told)
 
@@ -75,13 +95,13 @@ def _declared(argument: str, declared: Any) -> list[inspect.Parameter]:
     """Return the flags of an argument whose type is a TypedDict."""
     said = {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints_of(declared)}
     flags = [_parameter(argument, name, *of_name) for name, of_name in said.items() if of_name[1].flag != ""]
-    return [keyword("options_pairs", _Pairs, ()), *flags] if declared is TaskOptions else flags
+    return [keyword("options_pairs", _Pairs, ()), *flags, *_OLD_FLAGS] if declared is TaskOptions else flags
 
 
-def _read(declared: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _read(cli: Cli, declared: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that were given by flags, as the client takes them; raise InvalidInput."""
     if declared is TaskOptions:
-        return read_options(given)
+        return read_options(cli, given)
     hints = dict(hints_of(declared))
     read = {name: _value(name, hints[name], value) for name, value in given.items() if value is not None}
     return {name: value for name, value in read.items() if value is not None and value is not False and value != []}
@@ -101,11 +121,23 @@ def _value(name: str, hint: Any, given: Any) -> Any:
     return given if read is None else read(given, flag.removeprefix("--") if flag else name)
 
 
-def read_options(given: dict[str, Any]) -> dict[str, Any]:
+def read_options(cli: Cli, given: dict[str, Any]) -> dict[str, Any]:
     """Return the task options of a command line; raise InvalidInput. An option's own flag wins over --option."""
-    options = options_from_pairs(given.pop("pairs"))
-    check_option_names(options)
-    return options | {name: option_from_flag(name, text) for name, text in given.items() if text is not None}
+
+    def tell_of_pair(old: str, new: str) -> None:
+        unit = ", in seconds" if new in DURATIONS else ""
+        cli.notice(f"--option {old} is called {new} now{unit}. The old name goes with mtask 1.0.", style="yellow")
+
+    def tell_of_flag(old: str, new: str) -> None:
+        cli.notice(
+            f"{flag_of(old.removesuffix('_ms'))} is called {flag_of(new)} now. The old flag goes with mtask 1.0.",
+            style="yellow",
+        )
+
+    pairs = options_from_pairs(given.pop("pairs"))
+    check_option_names(pairs)
+    flags = {name: option_from_flag(name, text) for name, text in given.items() if text is not None}
+    return with_new_names(pairs, tell_of_pair) | with_new_names(flags, tell_of_flag)
 
 
 def commands(panel: str, functions: Mapping[str, _Command]) -> Callable[[typer.Typer], None]:
@@ -157,7 +189,7 @@ def command(app: typer.Typer, name: str, function: _Command, panel: str | None =
     def call(_: typer.Context, flags: Flags, given: dict[str, Any]) -> int | None:
         with Cli(flags) as cli:
             for argument, cls in declared.items():
-                given[argument] = _read(cls, taken(given, f"{argument}_"))
+                given[argument] = _read(cli, cls, taken(given, f"{argument}_"))
             return function(cli, **given)
 
     made = with_shared_flags(function, own, call)

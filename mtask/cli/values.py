@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtask.errors import InvalidInput, InvalidOption, shown
+from mtask.kernel.document.options import DURATIONS, OLD_NAMES
 from mtask.kernel.driver.extended_json import parse_extended
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -24,8 +25,8 @@ STDIN = "-"
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of an argument or option, such as --run-timeout for run_timeout_ms. Its value has the unit."""
-    return "--" + name.removesuffix("_ms").replace("_", "-")
+    """Return the flag of an argument or option, such as --run-timeout for run_timeout."""
+    return "--" + name.replace("_", "-")
 
 
 def flag_of_argument(argument: str) -> str:
@@ -87,7 +88,7 @@ def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def option_value(name: str, text: str) -> Any:
-    """Read one option's value. A duration without a unit is in milliseconds, as in the option's name."""
+    """Read one option's value. A duration without a unit is in seconds; by its old name, it is in milliseconds."""
     if text.strip().lower() in _NONE:
         return None
     try:
@@ -98,7 +99,7 @@ def option_value(name: str, text: str) -> Any:
         raise InvalidOption(name, "its value is nested too deeply") from None
     if not isinstance(value, str):
         return text.strip() if name in _TEXTS else value
-    if name.endswith("_ms"):
+    if _is_duration(name):
         return _duration_option(name, value)
     if name == "specific_worker_ids":
         return [part.strip() for part in value.split(",") if part.strip()]
@@ -107,9 +108,13 @@ def option_value(name: str, text: str) -> Any:
 
 def option_from_flag(name: str, text: str) -> Any:
     """Read the value of an option's own flag. A duration without a unit is in seconds, as in every flag."""
-    if name.endswith("_ms") and text.strip().lower() not in _NONE:
+    if _is_duration(name) and text.strip().lower() not in _NONE:
         return _duration_option(name, text)
     return option_value(name, text)
+
+
+def _is_duration(name: str) -> bool:
+    return name in DURATIONS or (name in OLD_NAMES and name.endswith("_ms"))
 
 
 def _duration_option(name: str, text: str) -> timedelta:

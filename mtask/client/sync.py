@@ -37,6 +37,7 @@ from mtask.errors import (
 from mtask.features.audit_log.client import DONE, Intent
 from mtask.features.encryption.settings import name_of_key
 from mtask.kernel.document.identity import stored_key
+from mtask.kernel.document.options import in_documents, with_new_names
 from mtask.kernel.driver import codec
 from mtask.kernel.driver.operation import for_everybody
 from mtask.lazy import LazyModule
@@ -494,13 +495,14 @@ class Client(SyncConnection):
     ) -> Task:
         """Change some of a task's options; return the task.
 
-        ping_interval_ms takes effect at the next ping. The other options take effect at the next claim. If
+        ping_interval takes effect at the next ping. The other options take effect at the next claim. If
         specific_worker_ids no longer admits the worker of a run, that run ends at once. `if_match` means the same as in
         `cancel`.
         """
-        task_id, changes = pointing.identify(task, key, self._tenant), dict(options)
+        task_id, changes = pointing.identify(task, key, self._tenant), with_new_names(options)
+        said = action_requests.said(in_documents(changes))
         change = requests.update_option(task_id, changes, if_match)
-        return self._act("update", f"task:{task_id}", change, action_requests.said(changes))
+        return self._act("update", f"task:{task_id}", change, said)
 
     def remove(self, task: TaskRef, key: str, *, if_match: str | None = None) -> bool:
         """Remove a task, whatever its status; return whether the task existed. If the task runs, the run ends.
@@ -807,7 +809,7 @@ class Client(SyncConnection):
 
         `success` is the number of SUCCESS tasks to keep. `fail` is the number of FAIL and CANCELED tasks to keep,
         counted together. 0 keeps none, None keeps all. Workers remove the older tasks within about a minute.
-        Independently of these numbers, the options retain_success_ms and retain_fail_ms also remove tasks. The call
+        Independently of these numbers, the options retain_success and retain_fail also remove tasks. The call
         returns once every live worker has confirmed. From then on, no worker removes tasks by the earlier numbers.
         Raises ControlUnconfirmed as `pause` does, or InvalidInput.
         """

@@ -28,10 +28,10 @@ _PAUSE_STEP = 0.05
 # may lapse, too.
 @app.task(
     queue="demo",
-    ping_interval_ms=800,
-    worker_timeout_ms=2500,
-    max_unexpected_retries=20,
-    unexpected_retry_delay_ms=200,
+    ping_interval=0.8,
+    worker_timeout=2.5,
+    max_retries=20,
+    retry_delay=0.2,
 )
 def count(context: Context, file: str | bytes, pause_ms: int = 0) -> dict[str, Any]:
     """Count one file. Before that, the first try waits for `pause_ms` milliseconds, like a slow task."""

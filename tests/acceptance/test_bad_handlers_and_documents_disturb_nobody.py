@@ -70,7 +70,7 @@ def commands_of(stage: Stage, worker_id: str) -> list[str]:
 def test_handler_that_raises_anything_at_all_fails_with_the_reason_and_the_worker_goes_on(stage: Stage) -> None:
     worker = start(stage, "A")
     every = [(handler, kind) for handler in ("raises", "raises_plain") for kind in RAISED]
-    specs = [TaskSpec(handler, {"kind": kind}, key=kind, max_unexpected_retries=0) for handler, kind in every]
+    specs = [TaskSpec(handler, {"kind": kind}, key=kind, max_retries=0) for handler, kind in every]
     stage.client.publish_many([*specs, *(TaskSpec("noop", key=f"beside/{number}") for number in range(20))])
 
     for handler, kind in every:
@@ -93,7 +93,7 @@ def test_handler_that_calls_sys_exit_fails_and_its_process_stays(stage: Stage) -
     stage.wait_run(beside.task_id, "A")
 
     for handler in ("raise_exit", "raise_exit_plain"):
-        stage.client.publish(handler, key="exit", max_unexpected_retries=1, unexpected_retry_delay_ms=100)
+        stage.client.publish(handler, key="exit", max_retries=1, retry_delay=0.1)
 
         runs = runs_of(stage.wait_status(f"{handler}:exit", "FAIL"))
         assert [run["status"] for run in runs] == ["FAIL", "FAIL"]
@@ -125,7 +125,7 @@ def test_handler_that_seizes_the_event_loop_ends_neither_the_worker_nor_other_ru
 
     for handler, told in (("stops_the_loop", "stopped"), ("cancels_all", "only its own")):
         for key in "12":  # the executor goes on, too
-            seizing = stage.client.publish(f"{handler}{where}", key=key, max_unexpected_retries=0)
+            seizing = stage.client.publish(f"{handler}{where}", key=key, max_retries=0)
             (run,) = runs_of(stage.wait_status(seizing.task_id, "SUCCESS"))
             assert run["returns"] == told
     stage.open_gate()
@@ -139,7 +139,7 @@ def test_handler_that_blocks_the_event_loop_past_the_lease_keeps_it_and_no_one_e
     stage: Stage,
 ) -> None:
     stage.start("A")
-    lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 2500}
+    lease: TaskOptions = {"ping_interval": 0.5, "worker_timeout": 2.5}
     blocking = stage.client.publish("block", {"seconds": 4.0}, key="blocking", **lease)
     first = stage.wait_run(blocking.task_id, "A")
     stage.start("B")
@@ -174,7 +174,7 @@ def test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks(
 def test_handler_that_returns_what_bson_cannot_hold_fails_with_that_reason_and_is_not_tried_again(stage: Stage) -> None:
     worker = start(stage, "A")
     every = [(handler, kind) for handler in ("returns", "returns_plain") for kind in UNSTORABLE]
-    specs = [TaskSpec(handler, {"kind": kind}, key=kind, unexpected_retry_delay_ms=0) for handler, kind in every]
+    specs = [TaskSpec(handler, {"kind": kind}, key=kind, retry_delay=0) for handler, kind in every]
     stage.client.publish_many([*specs, *(TaskSpec("noop", {"value": n}, key=f"beside/{n}") for n in range(20))])
 
     for handler, kind in every:
@@ -242,7 +242,7 @@ def test_params_that_do_not_validate_are_a_final_failure_and_never_run(stage: St
     stage.set_up()
     insert(stage, [without])
     for number, (params, _) in enumerate(_WRONG_PARAMS):
-        stage.client.publish("add", params, key=f"{number}", unexpected_retry_delay_ms=0)
+        stage.client.publish("add", params, key=f"{number}", retry_delay=0)
     worker = start(stage, "A")
 
     said = {f"add:{number}": said for number, (_, said) in enumerate(_WRONG_PARAMS)} | {"add:without": "number"}
@@ -392,7 +392,7 @@ _LONG = pytest.mark.long
 )
 def test_document_broken_by_hand_while_it_runs_costs_no_other_task_its_lease(stage: Stage, damage: str) -> None:
     worker = start(stage, "A")
-    lease: TaskOptions = {"ping_interval_ms": 300, "worker_timeout_ms": 3000}
+    lease: TaskOptions = {"ping_interval": 0.3, "worker_timeout": 3}
     keys = [f"held/{number}" for number in range(5)]
     gates = {key: stage.gate() for key in keys} | {keys[0]: stage.gate("of the broken one")}
     stage.client.publish_many([TaskSpec("hold", {"gate": gates[key]}, key=key, **lease) for key in keys])

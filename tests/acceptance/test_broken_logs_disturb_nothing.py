@@ -12,9 +12,9 @@ from tests.mongo import PATIENCE, eventually, fail_command
 from tests.workers import Stage, runs_of
 
 APP = "tests.acceptance.broken_logs_app:app"
-ONCE: TaskOptions = {"max_unexpected_retries": 0}
+ONCE: TaskOptions = {"max_retries": 0}
 #: A lease that outlasts the test, with pings that do not wait.
-PINGED: TaskOptions = {"worker_timeout_ms": 3_600_000, "ping_interval_ms": 200}
+PINGED: TaskOptions = {"worker_timeout": 3600, "ping_interval": 0.2}
 
 
 @pytest.mark.parametrize("what", ["the handler", "a filter of the handler", "a filter of the logger"])

@@ -109,7 +109,7 @@ def test_a_worker_that_was_not_told_to_deliver_leaves_it_to_another_and_the_doct
 def test_many_ends_are_told_once_each_while_workers_are_killed(stage: Stage, receiver: CallbackReceiver) -> None:
     count = 60
     workers = [deliverer(stage, f"W{number}", receiver) for number in range(2)]
-    lease: Any = {"ping_interval_ms": 300, "worker_timeout_ms": 1000}
+    lease: Any = {"ping_interval": 0.3, "worker_timeout": 1}
     for number in range(count):
         stage.client.publish("noop", key=str(number), callback={"url": receiver.url}, **lease)
         if number == count // 2:

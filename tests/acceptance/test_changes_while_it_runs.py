@@ -63,8 +63,8 @@ def test_task_removed_by_hand_ends_by_itself(stage: Stage) -> None:
 
 
 def test_ping_interval_counts_from_the_next_ping(stage: Stage) -> None:
-    task_id = running(stage, "hold", ping_interval_ms=2000, worker_timeout_ms=60_000)
-    stage.client.update_option("hold", "held", ping_interval_ms=100)
+    task_id = running(stage, "hold", ping_interval=2, worker_timeout=60)
+    stage.client.update_option("hold", "held", ping_interval=0.1)
 
     def lease() -> Any:
         return runs_of(stage.document(task_id))[0]["ping_expire_time"]
@@ -81,7 +81,7 @@ def test_ping_interval_counts_from_the_next_ping(stage: Stage) -> None:
 @BOTH
 def test_run_longer_than_its_limit_is_ended_and_counts_as_failed(stage: Stage, handler: str) -> None:
     stage.start("A")
-    options: dict[str, Any] = {"run_timeout_ms": 400, "max_unexpected_retries": 1, "unexpected_retry_delay_ms": 0}
+    options: dict[str, Any] = {"run_timeout": 0.4, "max_retries": 1, "retry_delay": 0}
     task_id = stage.client.publish(handler, {"gate": stage.gate()}, key="held", **options).task_id
     document = stage.wait_status(task_id, "FAIL")
     assert [run["status"] for run in runs_of(document)] == ["FAIL", "FAIL"]
@@ -93,7 +93,7 @@ def test_run_longer_than_its_limit_is_ended_and_counts_as_failed(stage: Stage, h
 
 def test_retry_goes_back_uncounted_after_its_delay(stage: Stage) -> None:
     stage.start("A")
-    options: dict[str, Any] = {"max_unexpected_retries": 0}
+    options: dict[str, Any] = {"max_retries": 0}
     task_id = stage.client.publish("retry_until", {"attempt": 3, "delay": 0.3}, key="1", **options).task_id
     document = stage.wait_status(task_id, "SUCCESS")
     runs = runs_of(document)
@@ -123,10 +123,10 @@ def test_on_exception_fail_makes_every_exception_final(stage: Stage) -> None:
 def test_delay_grows_by_the_backoff_factor_up_to_its_limit(stage: Stage) -> None:
     stage.start("A")
     options: dict[str, Any] = {
-        "max_unexpected_retries": 3,
-        "unexpected_retry_delay_ms": 200,
+        "max_retries": 3,
+        "retry_delay": 0.2,
         "retry_backoff": 2.0,
-        "retry_max_delay_ms": 500,
+        "retry_max_delay": 0.5,
     }
     task_id = stage.client.publish("fail", {"reason": "again"}, key="1", **options).task_id
     runs = runs_of(stage.wait_status(task_id, "FAIL"))
@@ -140,8 +140,8 @@ def test_delay_grows_by_the_backoff_factor_up_to_its_limit(stage: Stage) -> None
 def test_finished_task_expires_as_long_after_its_end_as_it_says(stage: Stage) -> None:
     stage.start("A")
     kept = stage.client.publish("noop", {"value": 1}, key="kept").task_id
-    success = stage.client.publish("noop", {"value": 1}, key="good", retain_success_ms=60_000).task_id
-    failed = stage.client.publish("fail_for_good", {"reason": "bad"}, key="bad", retain_fail_ms=30_000).task_id
+    success = stage.client.publish("noop", {"value": 1}, key="good", retain_success=60).task_id
+    failed = stage.client.publish("fail_for_good", {"reason": "bad"}, key="bad", retain_fail=30).task_id
     assert "expire_time" not in stage.wait_status(kept, "SUCCESS")
     for task_id, status, seconds in ((success, "SUCCESS", 60), (failed, "FAIL", 30)):
         document = stage.wait_status(task_id, status)

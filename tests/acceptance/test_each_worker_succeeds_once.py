@@ -85,7 +85,7 @@ def test_one_worker_succeeds_once_and_the_task_waits_for_another(stage: Stage, r
 
 def test_three_successes_do_not_use_up_a_retry_limit_of_three_and_two_more_still_run(stage: Stage) -> None:
     stage.start_all("ABC")
-    published = stage.client.publish("noop", key="five", concurrent_worker_cnt=5, max_unexpected_retries=3)
+    published = stage.client.publish("noop", key="five", concurrent_worker_cnt=5, max_retries=3)
     document = stage.wait_document(published.task_id, lambda found: len(succeeded(found)) == 3, "three successes")
     assert sorted(succeeded(document)) == ["A", "B", "C"]
     assert document["task_state"]["status"] in ("INIT", "RUNNING")
@@ -106,8 +106,8 @@ def test_successes_and_failures_are_counted_apart(stage: Stage) -> None:
         {"worker_ids": ["A"]},
         key="mixed",
         concurrent_worker_cnt=3,
-        max_unexpected_retries=3,
-        unexpected_retry_delay_ms=2500,
+        max_retries=3,
+        retry_delay=2.5,
     )
     failing = stage.wait_document(published.task_id, lambda found: found["task_state"]["failed_cnt"] >= 1, "a failure")
     assert failing["task_state"]["status"] in ("INIT", "RUNNING")

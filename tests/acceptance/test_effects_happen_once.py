@@ -21,9 +21,9 @@ from tests.workers import Event, Stage, WorkerProcess, end_of, milliseconds, run
 
 APP = "tests.acceptance.faults_app:app"
 #: A lease soon over, and a retry at once.
-SHORT: TaskOptions = {"ping_interval_ms": 400, "worker_timeout_ms": 2500, "unexpected_retry_delay_ms": 0}
+SHORT: TaskOptions = {"ping_interval": 0.4, "worker_timeout": 2.5, "retry_delay": 0}
 #: A lease that no slow machine lets lapse: for whoever comes after the one that is to lose its own.
-LONG: TaskOptions = {"worker_timeout_ms": 60_000}
+LONG: TaskOptions = {"worker_timeout": 60}
 
 KINDS = ("deposit", "deposit_plain_gated")
 
@@ -181,8 +181,8 @@ def kill_in_transactions(stage: Stage, numbers: range) -> list[float]:
             key=f"{number}",
             specific_worker_ids=[f"victim-{number}", "rescuer"],
             # Long enough for all of them to be dead, and the rescuer to be told, before the first lease lapses.
-            ping_interval_ms=1_000,
-            worker_timeout_ms=8_000,
+            ping_interval=1,
+            worker_timeout=8,
         )
         for number in numbers
     ]
@@ -205,7 +205,7 @@ def test_handler_that_raises_in_its_transaction_leaves_no_trace_and_the_retry_le
     prepared(stage)
     start(stage, "A")
     for handler in KINDS:
-        stage.client.publish(handler, params(stage, fail_on_attempts=[1, 2]), key="t", unexpected_retry_delay_ms=300)
+        stage.client.publish(handler, params(stage, fail_on_attempts=[1, 2]), key="t", retry_delay=0.3)
 
     for handler in KINDS:
         document = stage.wait_status(f"{handler}:t", "SUCCESS")
@@ -223,7 +223,7 @@ def test_handler_that_raises_in_its_transaction_leaves_no_trace_and_the_retry_le
 def test_handler_that_fails_for_good_in_its_transaction_never_leaves_a_trace(stage: Stage) -> None:
     prepared(stage)
     start(stage, "A")
-    once: TaskOptions = {"max_unexpected_retries": 1, "unexpected_retry_delay_ms": 0}
+    once: TaskOptions = {"max_retries": 1, "retry_delay": 0}
     for handler in KINDS:
         stage.client.publish(handler, params(stage, fail_on_attempts=[1, 2]), key="t", **once)
 
@@ -235,7 +235,7 @@ def test_handler_that_fails_for_good_in_its_transaction_never_leaves_a_trace(sta
 def test_ping_interval_shorter_than_the_transaction_does_not_abort_it(stage: Stage) -> None:
     prepared(stage)
     start(stage, "A")
-    lease: TaskOptions = {"ping_interval_ms": 100, "worker_timeout_ms": 30_000}
+    lease: TaskOptions = {"ping_interval": 0.1, "worker_timeout": 30}
     for handler in KINDS:
         stage.client.publish(handler, params(stage, gate=stage.gate()), key="t", **lease)
     written = {handler: stage.events.wait("written", task_id=f"{handler}:t") for handler in KINDS}
@@ -319,9 +319,9 @@ def test_two_workers_of_one_task_each_commit_once_and_conflicts_are_not_counted(
         params(stage, seconds=1.0),
         key="t",
         concurrent_worker_cnt=2,
-        max_unexpected_retries=0,
-        ping_interval_ms=400,
-        worker_timeout_ms=20_000,
+        max_retries=0,
+        ping_interval=0.4,
+        worker_timeout=20,
     )
 
     document = stage.wait_status(task.task_id, "SUCCESS", timeout=60)
@@ -346,9 +346,9 @@ def test_second_worker_that_comes_into_the_first_ones_transaction_does_not_keep_
         params(stage, seconds=1.0),
         key="t",
         concurrent_worker_cnt=2,
-        max_unexpected_retries=0,
-        ping_interval_ms=400,
-        worker_timeout_ms=20_000,
+        max_retries=0,
+        ping_interval=0.4,
+        worker_timeout=20,
     )
     stage.events.wait("written", task_id=task.task_id, worker_id="A")
     stage.client.set_worker("B", concurrency=10)
@@ -371,9 +371,7 @@ def test_tasks_whose_transactions_write_one_document_all_count_once(stage: Stage
     start(stage, "A")
     start(stage, "B")
     for number in range(10):
-        stage.client.publish(
-            "count_up", {"database": stage.database, "seconds": 0.05}, key=f"{number}", max_unexpected_retries=0
-        )
+        stage.client.publish("count_up", {"database": stage.database, "seconds": 0.05}, key=f"{number}", max_retries=0)
 
     documents = [stage.wait_status(f"count_up:{number}", "SUCCESS", timeout=60) for number in range(10)]
 

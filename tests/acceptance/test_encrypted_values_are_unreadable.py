@@ -16,7 +16,7 @@ from tests.keys import MARKER, MASTER_KEY, encryption_of, everything_in, make_ke
 from tests.mongo import PATIENCE, eventually
 from tests.workers import Stage, runs_of
 
-_LEASE: Any = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000}
+_LEASE: Any = {"ping_interval": 1, "worker_timeout": 4}
 
 
 @pytest.fixture

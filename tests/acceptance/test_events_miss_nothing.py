@@ -89,9 +89,9 @@ def test_every_transition_of_hundreds_of_tasks_once_and_in_order_across_restarts
     reader = Reader(stage)
     reader.start()
     # Short for all of them: the worker that is killed may hold any.
-    lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
+    lease: TaskOptions = {"ping_interval": 0.5, "worker_timeout": 1.5, "retry_delay": 0}
     specs = [TaskSpec("noop", key=str(n)) for n in range(_TASKS - 120)]
-    specs += [TaskSpec("fail", key=str(n), max_unexpected_retries=1) for n in range(100)]
+    specs += [TaskSpec("fail", key=str(n), max_retries=1) for n in range(100)]
     specs += [TaskSpec("hold", {"gate": stage.gate()}, key=str(n)) for n in range(10)]
     specs += [TaskSpec("noop", key=f"late {n}", delay=timedelta(hours=1)) for n in range(10)]
     for spec in specs:

@@ -12,16 +12,14 @@ from tests.acceptance.conftest import Report
 from tests.workers import Stage, end_of, milliseconds, runs_of
 
 DELAY = timedelta(seconds=2)
-SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 2000, "unexpected_retry_delay_ms": 0}
+SHORT: dict[str, Any] = {"ping_interval": 0.3, "worker_timeout": 2, "retry_delay": 0}
 
 
 def test_always_failing_task_is_tried_four_times_two_seconds_apart_then_fails_and_runs_no_more(
     stage: Stage, report: Report
 ) -> None:
     stage.start_all("AB")
-    published = stage.client.publish(
-        "fail", {"reason": "no luck"}, key="always", max_unexpected_retries=3, unexpected_retry_delay_ms=DELAY
-    )
+    published = stage.client.publish("fail", {"reason": "no luck"}, key="always", max_retries=3, retry_delay=DELAY)
     document = stage.wait_status(published.task_id, "FAIL")
 
     runs = runs_of(document)
@@ -45,7 +43,7 @@ def test_always_failing_task_is_tried_four_times_two_seconds_apart_then_fails_an
 
 def test_task_that_kills_its_process_each_time_ends_as_fail_at_the_limit(stage: Stage, report: Report) -> None:
     supervisor = stage.launch("A", "--processes", "2", "--concurrency", "5")
-    published = stage.client.publish("die", key="deadly", max_unexpected_retries=2, **SHORT)
+    published = stage.client.publish("die", key="deadly", max_retries=2, **SHORT)
     harmless = [stage.client.publish("sleep", {"seconds": 0.05}, key=f"{n}", **SHORT).task_id for n in range(20)]
 
     document = stage.wait_status(published.task_id, "FAIL")
@@ -72,7 +70,7 @@ def test_task_that_kills_the_only_worker_that_may_run_it_ends_as_fail_by_the_han
 ) -> None:
     stage.start("B")
     published = stage.client.publish(
-        "die_on", {"worker_ids": ["A"]}, key="deadly", specific_worker_ids=["A"], max_unexpected_retries=1, **SHORT
+        "die_on", {"worker_ids": ["A"]}, key="deadly", specific_worker_ids=["A"], max_retries=1, **SHORT
     )
     for attempt in (1, 2):
         victim = stage.launch("A")  # the id of a process that was killed is free at once
@@ -95,11 +93,11 @@ def test_task_that_fails_on_one_worker_succeeds_on_another_and_both_states_are_r
 ) -> None:
     stage.start("A")
     # By each worker's own limit A may not try again; by the task's, it is told to pause before it could.
-    limit: dict[str, Any] = {"max_unexpected_retries": 0, "specific_worker_ids": ["A", "B"]}
+    limit: dict[str, Any] = {"max_retries": 0, "specific_worker_ids": ["A", "B"]}
     if scope == "task":
-        limit = {"max_unexpected_retries": 3}
+        limit = {"max_retries": 3}
     published = stage.client.publish(
-        "fail_on", {"worker_ids": ["A"]}, key="picky", retry_scope=scope, unexpected_retry_delay_ms=4000, **limit
+        "fail_on", {"worker_ids": ["A"]}, key="picky", retry_scope=scope, retry_delay=4, **limit
     )
     failed = stage.wait_document(published.task_id, lambda found: found["task_state"]["failed_cnt"] == 1, "a failure")
     assert failed["task_state"]["status"] == "INIT"
@@ -120,7 +118,7 @@ def test_tasks_that_fail_on_one_worker_are_tried_on_an_idle_other_before_their_l
 ) -> None:
     stage.start_all("AB")
     # Where A always came first it would use up any limit; how often B is late on a loaded machine is chance.
-    option: dict[str, Any] = {"max_unexpected_retries": 9, "unexpected_retry_delay_ms": 300}
+    option: dict[str, Any] = {"max_retries": 9, "retry_delay": 0.3}
     task_ids = [
         stage.client.publish("fail_on", {"worker_ids": ["A"]}, key=f"{number}", **option).task_id
         for number in range(40)

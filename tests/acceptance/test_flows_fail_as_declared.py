@@ -55,7 +55,7 @@ def assert_in_order(found: FlowState) -> None:
 
 
 def test_each_policy_does_what_it_says(stage: Stage) -> None:
-    flow = Flow("policies", max_unexpected_retries=0)
+    flow = Flow("policies", max_retries=0)
     bad, good = flow.add("bad", "fail"), flow.add("good", "noop", {"value": 1})
     canceled = flow.add("canceled", "noop", after=[bad, good])
     flow.add("canceled-too", "noop", after=[canceled])
@@ -79,7 +79,7 @@ def test_each_policy_does_what_it_says(stage: Stage) -> None:
 
 
 def test_a_dependency_with_retries_left_has_not_ended(stage: Stage) -> None:
-    flow = Flow("retries", max_unexpected_retries=2, unexpected_retry_delay_ms=0)
+    flow = Flow("retries", max_retries=2, retry_delay=0)
     shaky = flow.add("shaky", "fail_times", {"times": 2})
     flow.add("next", "noop", after=[shaky])
     stage.client.publish_flow(flow)
@@ -90,7 +90,7 @@ def test_a_dependency_with_retries_left_has_not_ended(stage: Stage) -> None:
 
 
 def test_a_retry_opens_exactly_what_the_failure_canceled(stage: Stage) -> None:
-    flow = Flow("retried", max_unexpected_retries=0)
+    flow = Flow("retried", max_retries=0)
     shaky, other = flow.add("shaky", "fail_times", {"times": 1}), flow.add("other", "fail")
     after_shaky = flow.add("after-shaky", "noop", after=[shaky])
     flow.add("deep", "noop", after=[after_shaky])
@@ -118,7 +118,7 @@ def test_a_retry_opens_exactly_what_the_failure_canceled(stage: Stage) -> None:
 
 
 def test_fail_fast_cancels_what_is_open(stage: Stage) -> None:
-    flow = Flow("fast", fail_fast=True, max_unexpected_retries=0)
+    flow = Flow("fast", fail_fast=True, max_retries=0)
     running = flow.add("running", "hold", {"gate": stage.gate("never")})
     flow.add("after-running", "noop", after=[running])
     flow.add("later", "noop", delay=3600)

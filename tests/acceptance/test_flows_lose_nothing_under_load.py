@@ -38,10 +38,10 @@ FLOWS = int(os.environ.get("MTASK_FLOWS", "12"))
 STEPS = int(os.environ.get("MTASK_FLOW_STEPS", "20"))
 #: A lease soon over, a retry at once, and enough of them for what kills and elections take away.
 SHORT: TaskOptions = {
-    "ping_interval_ms": 500,
-    "worker_timeout_ms": 3000,
-    "unexpected_retry_delay_ms": 0,
-    "max_unexpected_retries": 50,
+    "ping_interval": 0.5,
+    "worker_timeout": 3,
+    "retry_delay": 0,
+    "max_retries": 50,
 }
 
 
@@ -222,7 +222,7 @@ def random_flow(random: Random, key: str) -> Flow:
         name = f"s{number}"
         on_failed = random.choice(("cancel", "cancel", "run", "fail"))
         if random.random() < 0.03:
-            flow.add(name, "fail", after=after, on_failed=on_failed, max_unexpected_retries=0)  # type: ignore[call-overload]
+            flow.add(name, "fail", after=after, on_failed=on_failed, max_retries=0)  # type: ignore[call-overload]
         else:
             seconds = random.choice((0.0, 0.0, 0.05, 0.3))
             flow.add(name, "sleep", {"seconds": seconds}, after=after, on_failed=on_failed)  # type: ignore[call-overload]

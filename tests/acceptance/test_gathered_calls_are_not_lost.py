@@ -23,7 +23,7 @@ from tests.workers import ROOT, Stage, WorkerProcess
 APP = "tests.acceptance.gathering_app:app"
 #: A short lease may lapse several times on a slow machine. A list that has used up its tries would be given up.
 LEASE: TaskOptions = {
-    "ping_interval_ms": 300, "worker_timeout_ms": 1000, "unexpected_retry_delay_ms": 0, "max_unexpected_retries": -1,
+    "ping_interval": 0.3, "worker_timeout": 1, "retry_delay": 0, "max_retries": -1,
 }  # fmt: skip
 QUIET, MOST, LASTS = 0.3, 1.0, 2.0
 

@@ -15,7 +15,7 @@ from tests.integration.features.isolation.bench import APP, is_alive
 from tests.mongo import eventually
 from tests.workers import Stage, WorkerProcess, runs_of
 
-ONCE: dict[str, Any] = {"max_unexpected_retries": 0}
+ONCE: dict[str, Any] = {"max_retries": 0}
 OTHERS = 50
 
 
@@ -77,7 +77,7 @@ def test_a_handler_that_dies_or_is_stuck_fails_with_the_cause_and_disturbs_nobod
     others = [stage.client.publish("hold_here", folder, key=f"{number}").task_id for number in range(OTHERS - 1)]
     beside = stage.client.publish("hold", folder, key="beside").task_id
     pid_beside = int(noted(stage, "started-beside"))
-    limit: dict[str, Any] = {"run_timeout_ms": 1000} if name == "stuck" else {}
+    limit: dict[str, Any] = {"run_timeout": 1} if name == "stuck" else {}
     task_id = stage.client.publish(name, params(stage, how), key="1", **limit, **ONCE).task_id
     pid = int(noted(stage, "started-1"))
     began = stage.server_now()
@@ -115,7 +115,7 @@ def test_a_canceled_handler_that_never_looks_is_gone(stage: Stage, report: Repor
 
 def test_an_executor_of_a_frozen_worker_ends_soon_after_the_lease(stage: Stage, report: Report) -> None:
     worker = start(stage, "--executors", "1")
-    lease: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
+    lease: dict[str, Any] = {"ping_interval": 0.3, "worker_timeout": 1.5, "retry_delay": 0}
     stage.client.publish("stuck", params(stage, "never looks"), key="1", **lease)
     pid = int(noted(stage, "started-1"))
     worker.pause()
@@ -133,7 +133,7 @@ def test_an_executor_of_a_frozen_worker_ends_soon_after_the_lease(stage: Stage, 
 )
 def test_executors_end_with_a_worker_that_is_killed(stage: Stage, report: Report, how: str) -> None:
     worker = start(stage, "--executors", "2")
-    lease = {"ping_interval_ms": 300, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
+    lease = {"ping_interval": 0.3, "worker_timeout": 1.5, "retry_delay": 0}
     stage.client.publish("stuck", params(stage, how), key="1", **lease)  # type: ignore[call-overload]
     stage.client.publish("hold", {"folder": str(stage.folder)}, key="2", **lease)  # type: ignore[call-overload]
     pids = [int(noted(stage, "started-1")), int(noted(stage, "started-2"))]

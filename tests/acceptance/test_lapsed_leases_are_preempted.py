@@ -14,9 +14,9 @@ from tests.acceptance.conftest import Report
 from tests.mongo import PATIENCE, Document, eventually
 from tests.workers import Event, Stage, milliseconds, runs_of
 
-LEASE: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 2500, "unexpected_retry_delay_ms": 0}
+LEASE: dict[str, Any] = {"ping_interval": 1, "worker_timeout": 2.5, "retry_delay": 0}
 #: A lease that no slow machine lets lapse: for whoever comes after the one that is to lose its own.
-LONG: TaskOptions = {"worker_timeout_ms": 60_000}
+LONG: TaskOptions = {"worker_timeout": 60}
 #: Ten times what a quiet machine shows at most.
 GENEROUS = timedelta(seconds=5)
 
@@ -172,7 +172,7 @@ def test_ping_of_a_run_whose_lease_lapsed_on_the_server_is_refused_and_its_handl
 def test_result_of_a_run_whose_lease_lapsed_on_the_server_is_refused(stage: Stage) -> None:
     former = stage.start("A")
     # No ping is due before the handler's end: it is the server that refuses the result.
-    option: dict[str, Any] = {"ping_interval_ms": 60_000, "worker_timeout_ms": 90_000}
+    option: dict[str, Any] = {"ping_interval": 60, "worker_timeout": 90}
     task_id = stage.client.publish("hold", {"gate": stage.gate()}, key="lapsed", **option).task_id
     stage.wait_run(task_id, "A")
     lapse_now(stage, task_id)

@@ -251,7 +251,7 @@ def test_workers_in_processes_run_limit_schedule_commit_pause_and_keep(staged: S
         staged.wait_run(held.task_id)
         assert operator.cancel("hold", "h").status in ("RUNNING", "CANCELED")
         staged.wait_status("hold:h", "CANCELED")
-        failing = operator.publish("fail", key="f", max_unexpected_retries=0)
+        failing = operator.publish("fail", key="f", max_retries=0)
         staged.wait_status(failing.task_id, "FAIL")
         with open_store(users.worker, SHOP) as store:
             store.run(retention.prepare_keep())
@@ -273,7 +273,7 @@ def is_running(stage: Stage, worker_id: str) -> bool:
 def test_operator_looks_after_tasks_queues_schedules_and_workers(staged: Stage, users: Accounts) -> None:
     worker = staged.start("W")
     with as_role(users, "operator") as client, client.events() as happening:
-        client.publish("fail", key="f", max_unexpected_retries=0)
+        client.publish("fail", key="f", max_retries=0)
         assert client.wait("fail", "f", timeout=PATIENCE).status == "FAIL"
         assert client.retry("fail", "f").status == "INIT"
         assert client.wait("fail", "f", timeout=PATIENCE).status == "FAIL"
@@ -301,7 +301,7 @@ def test_operator_looks_after_tasks_queues_schedules_and_workers(staged: Stage, 
 
 
 def a_flow(key: str, gate: str) -> Flow:
-    flow = Flow(key, max_unexpected_retries=0)
+    flow = Flow(key, max_retries=0)
     held = flow.add("held", "hold", {"gate": gate})
     flow.add("clean", "noop", after=[held, flow.add("bad", "fail")], on_failed="run")
     flow.add("total", "noop", after=[held])
@@ -490,7 +490,7 @@ def test_no_process_list_log_error_or_document_shows_the_password(
             eventually(lambda one=worker_id: is_running(staged, one), PATIENCE, worker_id)  # type: ignore[misc]
         with as_role(users, "operator") as client:
             client.publish("noop", key="k")
-            client.publish("fail", key="f", max_unexpected_retries=0)
+            client.publish("fail", key="f", max_retries=0)
             client.wait("noop", "k", timeout=PATIENCE)
             client.wait("fail", "f", timeout=PATIENCE)
             debugged = mtask(users.publisher, "pause", "--queue", "default", "--debug", "--verbose")

@@ -20,7 +20,7 @@ _EACH = 15
 _AT_ONCE = 5
 _DONE = {"task_state.status": "SUCCESS"}
 _LEASE_MS = 3000
-_LEASE: TaskOptions = {"ping_interval_ms": 1000, "worker_timeout_ms": _LEASE_MS, "unexpected_retry_delay_ms": 0}
+_LEASE: TaskOptions = {"ping_interval": 1, "worker_timeout": _LEASE_MS / 1000, "retry_delay": 0}
 
 
 def tasks_of(stage: Stage) -> Any:

@@ -26,7 +26,7 @@ _LONG = float(os.environ.get("MTASK_TEST_LOCK", "0"))
 _SECONDS = _LONG or 8.0
 _OTHERS = 500 if _LONG else 60
 _LEASE_MS = 6_000 if _LONG else 3_000
-_LEASE: TaskOptions = {"ping_interval_ms": _LEASE_MS // 3, "worker_timeout_ms": _LEASE_MS}
+_LEASE: TaskOptions = {"ping_interval": _LEASE_MS / 3000, "worker_timeout": _LEASE_MS / 1000}
 _LOCKED = ("noop:init", "hold:running", "noop:half")
 
 

@@ -29,7 +29,7 @@ def test_each_line_of_a_worker_and_its_executors_is_json_and_tells_its_run_and_t
     worker = stage.launch("A", *flags, app=APP, environment={SPANS_VARIABLE: str(spans)})
     stage.wait_running(worker)
     stage.client.publish("greet", {"who": "two\nlines \x1b[2J"}, key="1")
-    stage.client.publish("apart", {"how": "raise"}, key="2", max_unexpected_retries=0)
+    stage.client.publish("apart", {"how": "raise"}, key="2", max_retries=0)
     eventually(lambda: len(chosen(spans_in(spans), "settle")) == 2, message="both are settled")
     runs = {task_id: stage.client.get(*task_id.split(":")).runs[-1] for task_id in ("greet:1", "apart:2")}
     traces = {

@@ -24,7 +24,7 @@ from tests.mongo import Client as Mongo
 from tests.spread import tasks_of_all_kinds
 from tests.workers import Stage, runs_of
 
-LEASE: dict[str, Any] = {"ping_interval_ms": 500, "worker_timeout_ms": 1500, "unexpected_retry_delay_ms": 0}
+LEASE: dict[str, Any] = {"ping_interval": 0.5, "worker_timeout": 1.5, "retry_delay": 0}
 Series = tuple[str, ...]
 
 
@@ -86,14 +86,14 @@ def test_counters_of_the_fleet_are_exact_while_workers_are_killed_stopped_and_re
     left = "B" if holders[0] == "A" else "A"
     for number in range(6):
         stage.wait_run(f"hold:{number}", left)
-        client.update_option("hold", str(number), worker_timeout_ms=60_000)
+        client.update_option("hold", str(number), worker_timeout=60)
     stage.open_gate()
     for number in range(20):
         client.publish("noop", key=str(number))
-    client.publish("fail_times", {"times": 2}, key="k", unexpected_retry_delay_ms=0)
+    client.publish("fail_times", {"times": 2}, key="k", retry_delay=0)
     client.publish("retry_until", {"attempt": 3}, key="k")
-    client.publish("fail", key="k", max_unexpected_retries=0)
-    client.publish("sleep", {"seconds": 600.0}, key="late", run_timeout_ms=100, max_unexpected_retries=0)
+    client.publish("fail", key="k", max_retries=0)
+    client.publish("sleep", {"seconds": 600.0}, key="late", run_timeout=0.1, max_retries=0)
     wait_all(stage, 6 + 20 + 4)
     stop(stage, left)
     found = prometheus.scrape(read(stage))

@@ -154,7 +154,7 @@ def test_not_update_running_lets_a_task_through_that_nobody_holds(client: AnyCli
 def test_not_update_running_refuses_until_the_lease_has_lapsed_and_no_longer(
     sync_client: Client, store: SyncStore, mongo: Mongo
 ) -> None:
-    publish(sync_client, ping_interval_ms=500, worker_timeout_ms=2500)
+    publish(sync_client, ping_interval=0.5, worker_timeout=2.5)
     claim(store, ID)
     lease = read(sync_client).runs[0].ping_expire_time
     refusals = 0
@@ -178,12 +178,12 @@ def test_not_update_running_refuses_until_the_lease_has_lapsed_and_no_longer(
 
 
 def test_clean_failed_makes_a_failed_task_claimable_again(client: AnyClient, store: SyncStore) -> None:
-    publish(client, max_unexpected_retries=0)
+    publish(client, max_retries=0)
     fail(store, ID, claim(store, ID))
     assert read(client).status is TaskStatus.FAIL
     assert not is_claimable(store, ID)
 
-    assert publish(client, NEW, clean_failed=True, max_unexpected_retries=0).updated
+    assert publish(client, NEW, clean_failed=True, max_retries=0).updated
 
     task = read(client)
     assert (task.status, task.runs, task.task_state.failed_cnt) == (TaskStatus.INIT, [], 0)
@@ -193,7 +193,7 @@ def test_clean_failed_makes_a_failed_task_claimable_again(client: AnyClient, sto
 
 
 def test_clean_failed_forgets_a_final_failure_and_the_retry_delay(sync_client: Client, store: SyncStore) -> None:
-    publish(sync_client, unexpected_retry_delay_ms=3_600_000)
+    publish(sync_client, retry_delay=3600)
     fail(store, ID, claim(store, ID))
     assert not is_claimable(store, ID)
     publish(sync_client, clean_failed=True)
@@ -217,7 +217,7 @@ def test_clean_success_makes_a_successful_task_claimable_again(client: AnyClient
 
 
 def test_clean_failed_leaves_successes_and_clean_success_leaves_failures(sync_client: Client, store: SyncStore) -> None:
-    publish(sync_client, concurrent_worker_cnt=2, unexpected_retry_delay_ms=0)
+    publish(sync_client, concurrent_worker_cnt=2, retry_delay=0)
     fail(store, ID, claim(store, ID, "unlucky"))
     succeed(store, ID, claim(store, ID, "lucky"))
 
@@ -236,7 +236,7 @@ def test_clean_failed_leaves_successes_and_clean_success_leaves_failures(sync_cl
 
 
 def test_cleaning_leaves_a_live_run_alone(sync_client: Client, store: SyncStore) -> None:
-    publish(sync_client, concurrent_worker_cnt=3, unexpected_retry_delay_ms=0)
+    publish(sync_client, concurrent_worker_cnt=3, retry_delay=0)
     fail(store, ID, claim(store, ID, "worker-1"))
     succeed(store, ID, claim(store, ID, "worker-2"))
     live = claim(store, ID, "worker-3")
@@ -251,7 +251,7 @@ def test_cleaning_leaves_a_live_run_alone(sync_client: Client, store: SyncStore)
 
 def test_final_statuses_stay_under_update(sync_client: Client, store: SyncStore) -> None:
     def finish_as(status: TaskStatus) -> None:
-        publish(sync_client, max_unexpected_retries=0)
+        publish(sync_client, max_retries=0)
         if status is TaskStatus.SUCCESS:
             succeed(store, ID, claim(store, ID))
         elif status is TaskStatus.FAIL:
@@ -264,7 +264,7 @@ def test_final_statuses_stay_under_update(sync_client: Client, store: SyncStore)
         before = read(sync_client)
         assert before.status is status
 
-        publish(sync_client, NEW, if_exists="update", delay=5, concurrent_worker_cnt=4, max_unexpected_retries=9)
+        publish(sync_client, NEW, if_exists="update", delay=5, concurrent_worker_cnt=4, max_retries=9)
 
         after = read(sync_client)
         assert (after.status, after.runs, after.params) == (status, before.runs, NEW)

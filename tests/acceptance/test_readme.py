@@ -9,15 +9,18 @@ import re
 import shlex
 import subprocess
 import sys
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mtask import Client, TaskOption
 from mtask.cli.main import run as mtask
+from mtask.kernel.document.options import STORED_NAMES, option_of
 from tests.mongo import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -249,11 +252,11 @@ def test_query_for_any_client_finds_failed_tasks(mongo_uri: str, database_name: 
 
 def test_table_of_options_names_each_with_its_default() -> None:
     table = dict(re.findall(r"^\| (`\w+`(?:, `\w+`)?) \| ([^|]+) \|", README, re.MULTILINE))
-    told: dict[str, object] = {}
+    told: dict[str, Any] = {}
     for names, values in table.items():
-        parts = [json.loads(value.strip()) for value in re.split(r", (?![^\[]*\])", values)]
-        told |= dict(zip(re.findall(r"`(\w+)`", names), parts, strict=False))
-    defaults = TaskOption().model_dump()
-    assert set(re.findall(r"`(\w+)`", " ".join(table))) == set(defaults)
-    for name, value in told.items():
-        assert defaults[name] == value, name
+        parts = [literal_eval(value.strip()) for value in re.split(r", (?![^\[]*\])", values)]
+        if len(parts) == 1:
+            parts *= names.count(",") + 1
+        told |= dict(zip(re.findall(r"`(\w+)`", names), parts, strict=True))
+    assert list(told) == list(STORED_NAMES)
+    assert option_of({}, told) == TaskOption()

@@ -21,7 +21,7 @@ from tests.mongo import PATIENCE
 from tests.workers import APP, ROOT, Stage, runs_of
 
 FORKING = "tests.acceptance.forking_app:app"
-ONCE: TaskOptions = {"max_unexpected_retries": 0}
+ONCE: TaskOptions = {"max_retries": 0}
 
 
 @pytest.mark.parametrize("where", ["on_the_loop", "in_a_thread", "in_an_executor"])

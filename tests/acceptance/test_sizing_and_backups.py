@@ -43,7 +43,7 @@ def test_worker_has_as_many_connections_and_streams_as_the_page_says(stage: Stag
 
 
 def test_backup_brings_the_past_back_and_workers_go_on_from_there(stage: Stage) -> None:
-    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 2000, "unexpected_retry_delay_ms": 0}
+    lease = {"ping_interval": 0.5, "worker_timeout": 2, "retry_delay": 0}
     worker = stage.start("A")
     done = stage.client.publish("noop", key="done before").task_id
     stage.wait_status(done, "SUCCESS")
@@ -53,7 +53,7 @@ def test_backup_brings_the_past_back_and_workers_go_on_from_there(stage: Stage) 
         "hold",
         {"gate": stage.gate()},
         key="frail",
-        max_unexpected_retries=0,
+        max_retries=0,
         **lease,
     ).task_id
     stage.wait_run(frail, "A")

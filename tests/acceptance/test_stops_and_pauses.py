@@ -13,7 +13,7 @@ from tests.mongo import PATIENCE, Document, eventually
 from tests.workers import Stage, milliseconds, runs_of
 
 #: A run that was counted at all would end such a task as FAIL.
-NO_RETRY: dict[str, Any] = {"max_unexpected_retries": 0}
+NO_RETRY: dict[str, Any] = {"max_retries": 0}
 
 
 def wait_worker_status(stage: Stage, worker_id: str, status: str) -> None:
@@ -161,7 +161,7 @@ def test_worker_with_concurrency_zero_claims_nothing_while_what_it_holds_goes_on
 ) -> None:
     stage.start("A", "--concurrency", "3")
     held = stage.client.publish(
-        "hold", {"gate": stage.gate()}, key="held", ping_interval_ms=200, worker_timeout_ms=20_000
+        "hold", {"gate": stage.gate()}, key="held", ping_interval=0.2, worker_timeout=20
     ).task_id
     lease = stage.wait_run(held, "A")["ping_expire_time"]
 

@@ -13,7 +13,7 @@ from tests.workers import Stage
 def test_the_newest_two_of_four_failures_are_kept_and_zero_keeps_none(stage: Stage) -> None:
     stage.start("w1")
     for number in range(4):
-        stage.client.publish("fail", key=str(number), max_unexpected_retries=0)
+        stage.client.publish("fail", key=str(number), max_retries=0)
         stage.wait_status(f"fail:{number}", "FAIL")
     stage.client.publish_many(TaskSpec("noop", key=str(number)) for number in range(5))
     eventually(lambda: stage.client.count(status="SUCCESS") == 5, PATIENCE, "all done")
@@ -31,7 +31,7 @@ def test_a_purge_takes_what_it_names_beside_a_worker_at_work(stage: Stage) -> No
     # They ended a day ago; so a purge of those that are older than a week takes none.
     now = datetime.now(UTC)
     raw.insert(stage.client.tasks, (raw.finished_document("noop", f"{number}", now) for number in range(2_000)))
-    stage.client.publish("fail", key="1", max_unexpected_retries=0)
+    stage.client.publish("fail", key="1", max_retries=0)
     stage.client.publish("noop", key="later", delay=timedelta(hours=1))
     stage.client.publish("hold", {"gate": stage.gate()}, key="held")
     stage.wait_run("hold:held")

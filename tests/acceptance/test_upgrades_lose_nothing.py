@@ -65,7 +65,7 @@ def test_worker_keeps_the_fields_that_it_does_not_know(
     client: Client, fleet: Fleet, old: Version, *, is_old: bool
 ) -> None:
     client.init()
-    short: dict[str, Any] = {"ping_interval_ms": 100, "worker_timeout_ms": 20_000, "unexpected_retry_delay_ms": 0}
+    short: dict[str, Any] = {"ping_interval": 0.1, "worker_timeout": 20, "retry_delay": 0}
     for name in ("quick", "flaky", "slow", "team", "doomed"):
         params = {"seconds": 1.0} if name == "slow" else {}
         seats = 2 if name == "team" else 1

@@ -54,7 +54,7 @@ def test_worker_id_of_a_killed_process_can_be_taken_at_once_and_its_run_by_its_l
     stage: Stage, report: Report
 ) -> None:
     killed = stage.start("A")
-    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 2000, "unexpected_retry_delay_ms": 0}
+    lease = {"ping_interval": 0.5, "worker_timeout": 2, "retry_delay": 0}
     task_id = stage.client.publish("hold", {"gate": stage.gate()}, key="held", **lease).task_id  # type: ignore[call-overload]
     stage.wait_run(task_id, "A")
     killed.kill()

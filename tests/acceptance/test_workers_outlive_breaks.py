@@ -111,7 +111,7 @@ class SteadyPublisher:
 @contextmanager
 def steady_work(stage: Stage) -> Iterator[tuple[SteadyPublisher, list[str]]]:
     """Have one task after the other published, and some run from before the block until after it."""
-    long_lease: TaskOptions = {"ping_interval_ms": 1000, "worker_timeout_ms": 120_000}
+    long_lease: TaskOptions = {"ping_interval": 1, "worker_timeout": 120}
     held = stage.client.publish_many(
         [TaskSpec("hold", {"gate": stage.gate()}, key=f"held/{number}", **long_lease) for number in range(4)]
     )
@@ -283,7 +283,7 @@ def behind_proxy(server: ReplicaSet, database: str, folder: Path) -> Iterator[tu
 
 
 #: Far longer than the test waits: what is only settled by a lapse does not pass.
-LEASE: TaskOptions = {"ping_interval_ms": 60_000, "worker_timeout_ms": 300_000}
+LEASE: TaskOptions = {"ping_interval": 60, "worker_timeout": 300}
 
 
 def publish_group(stage: Stage, count: int, name: str = "noop", params: Any = None) -> list[str]:
@@ -355,7 +355,7 @@ def test_ping_whose_reply_is_lost_costs_no_lease(
 ) -> None:
     with behind_proxy(mongo_server, database_name, tmp_path) as (stage, proxy):
         stage.start("A")
-        lease: TaskOptions = {"ping_interval_ms": 500, "worker_timeout_ms": 15_000}
+        lease: TaskOptions = {"ping_interval": 0.5, "worker_timeout": 15}
         task_ids = [
             stage.client.publish("hold", {"gate": stage.gate()}, key=f"{number}", **lease).task_id
             for number in range(count)

@@ -20,7 +20,7 @@ TEN_MINUTES = timedelta(minutes=10)
 AHEAD = timedelta(seconds=3)
 #: A right clock shows 3 ms on a quiet machine, and seconds on a busy one. The wrong clocks are wrong by ten minutes.
 GENEROUS = timedelta(minutes=1)
-LEASE: TaskOptions = {"ping_interval_ms": 700, "worker_timeout_ms": 3000}
+LEASE: TaskOptions = {"ping_interval": 0.7, "worker_timeout": 3}
 
 _SLOW = pytest.param(-TEN_MINUTES, id="slow", marks=pytest.mark.long)
 wrong = pytest.mark.parametrize("offset", [pytest.param(TEN_MINUTES, id="fast"), _SLOW])
@@ -114,7 +114,7 @@ def test_workers_whose_clocks_differ_by_twenty_minutes_hold_each_other_for_alive
         assert worker.is_live(now)
 
     # The delays are those of the server's clock.
-    task = stage.client.publish("fail", key="t", max_unexpected_retries=3, unexpected_retry_delay_ms=1000)
+    task = stage.client.publish("fail", key="t", max_retries=3, retry_delay=1)
 
     runs = runs_of(stage.wait_status(task.task_id, "FAIL"))
 

@@ -66,8 +66,8 @@ REGISTRY_MUTATIONS = (
     Mutation(
         "by-name-declared-goes-first",
         "What a handler declares goes before what the publisher gives.",
-        (Edit(_PUBLISH, "TaskSpec.prepare", "build_option(declared.options if declared else {}, dict(self.options))",
-              "build_option(dict(self.options), declared.options if declared else {})"),),
+        (Edit(_PUBLISH, "TaskSpec.prepare", "option_of(declared.options if declared else {}, self.options)",
+              "option_of(declared.options, {}) if declared and declared.options else option_of({}, self.options)"),),
         (f"{_BY_NAME}::test_explicit_arguments_go_before_declared_ones",),
     ),
     Mutation(

@@ -19,6 +19,8 @@ _SHORT = "mtask/kernel/statements/claim.py"
 _PUBLISHING = "mtask/kernel/operations/publish.py"
 _REQUESTS = "mtask/kernel/statements/publish.py"
 _RULES = "mtask/kernel/document/rules.py"
+_OPTIONS = "mtask/kernel/document/options.py"
+_OPTION_NAMES = "tests/unit/kernel/document/test_option_names.py"
 _TWINS = "mtask/kernel/statements/rules.py"
 _CONCERNS = "mtask/kernel/operations/stream_filter.py"
 _WATCH = "mtask/kernel/operations/change_stream.py"
@@ -361,6 +363,24 @@ STORE_MUTATIONS = (
             Edit(_RULES, "is_exhausted", "option.max_unexpected_retries", "option.max_unexpected_retries + 1"),
         ),
         (f"{_STORE_CLAIMS}::test_a_task_that_kills_every_worker_ends_as_fail_at_the_limit",),
+    ),
+    Mutation(
+        "option-in-seconds-stored-as-such",
+        "Seconds that are given in code are stored as if they were milliseconds.",
+        (Edit(_OPTIONS, "_milliseconds", "value * 1000", "value"),),
+        (f"{_OPTION_NAMES}::test_seconds_and_timedeltas_are_stored_as_milliseconds",),
+    ),
+    Mutation(
+        "old-option-name-in-seconds",
+        "A number under the old name of an option, which was milliseconds, is taken for seconds.",
+        (Edit(_OPTIONS, "with_new_names", "AsStored(value) if new in DURATIONS else value", "value"),),
+        (f"{_OPTION_NAMES}::test_an_old_name_warns_once_where_it_is_given_and_means_the_same",),
+    ),
+    Mutation(
+        "both-option-names-taken",
+        "Where an option is given by both of its names, one of the two values is dropped in silence.",
+        (Edit(_OPTIONS, "with_new_names", "elif new in given:", "elif False:"),),
+        (f"{_OPTION_NAMES}::test_both_names_at_once_are_refused",),
     ),
     Mutation(
         "twin-one-retry-too-few",

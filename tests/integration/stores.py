@@ -10,7 +10,7 @@ import pytest
 
 from mtask.database import setup
 from mtask.kernel.document.identity import task_id_of
-from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.options import option_of
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.document.task import Task
 from mtask.kernel.driver.stores import SyncStore
@@ -42,7 +42,7 @@ def new_task(
     key: str, params: Any = None, *, start: datetime | timedelta | None = None, queue: str = "default", **options: Any
 ) -> NewTask:
     """Return a validated task named "task"."""
-    option = TaskOption(**options).stored()
+    option = option_of({}, options).stored()
     return NewTask(task_id_of("task", key), "task", key, queue, params, option, start)
 
 

@@ -106,7 +106,7 @@ def _begin(theatre: Theatre, size: Size) -> None:
         theatre.publish(
             *(spec(queue, f"{n}", 2 * size.seconds if queue == DELAYED else 0.0) for n in range(backlog)),
             spec(queue, "delayed", priority=URGENT, delay=3.0),
-            spec(queue, "retried", priority=URGENT, fails=1, unexpected_retry_delay_ms=_BEYOND_HORIZON_MS),
+            spec(queue, "retried", priority=URGENT, fails=1, retry_delay=_BEYOND_HORIZON_MS / 1000),
         )
     for queue in SHARED:
         theatre.publish(*(spec(queue, f"{n}", size.seconds, name=OTHER, gate=_LATER) for n in range(size.backlog)))

@@ -85,7 +85,7 @@ class Example:
             priority=choice([0, 0, 0, 1, 5]),
             delay=choice([None, None, None, 0.5, 2.0]),
             fails=choice([0, 0, 0, 1]),
-            unexpected_retry_delay_ms=choice([0, 400]),
+            retry_delay=choice([0, 0.4]),
             specific_worker_ids=[named] if named else [],
         )
 

@@ -27,8 +27,8 @@ from tests.security import accounts, is_secure
 from tests.workers import Stage, WorkerProcess, open_stage
 
 #: A lease that outlasts any pause of a slow machine, and one so short that a rescue does not take long.
-_LEASE: dict[str, Any] = {"ping_interval_ms": 2_000, "worker_timeout_ms": 30_000, "unexpected_retry_delay_ms": 0}
-SHORT: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 1_000}
+_LEASE: dict[str, Any] = {"ping_interval": 2, "worker_timeout": 30, "retry_delay": 0}
+SHORT: dict[str, Any] = {"ping_interval": 0.3, "worker_timeout": 1}
 #: After the death of a worker, a permit of a claim that never came may be held for so long, in seconds.
 _UNSURE = 11.0
 #: After the death of a worker, nobody else may claim the tasks that it was about to claim for so long, in seconds.

@@ -12,6 +12,7 @@ from hypothesis import note
 from mtask.doctor import operations as diagnosis
 from mtask.errors import LeaseLost, MtaskError
 from mtask.kernel.document import rules
+from mtask.kernel.document.options import as_keywords
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.driver.bson import with_zones
 from mtask.kernel.driver.operation import Operation
@@ -272,7 +273,7 @@ class World:
 
     def update_option(self, task_id: str, option: Document, names: set[str]) -> None:
         wanted = {name: option[name] for name in sorted(names)}
-        operation = queries.update_option(task_id, wanted)
+        operation = queries.update_option(task_id, as_keywords(wanted))
         prediction = model.with_option(task_id, wanted)
         self.is_told(task_id, self.step(Act("update_option"), operation, {task_id: prediction}))
 

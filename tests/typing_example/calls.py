@@ -133,7 +133,7 @@ def calls() -> list[Call[Any]]:
 
 
 def publish(client: Client) -> str:
-    handle = client.publish(call(send_email)(to="a", subject="b"), key="welcome/42", delay=60, max_unexpected_retries=2)
+    handle = client.publish(call(send_email)(to="a", subject="b"), key="welcome/42", delay=60, max_retries=2)
     assert_type(handle, TaskHandle[str])
     assert_type((handle.task_id, handle.created, handle.updated), tuple[str, bool, bool])
     assert_type((handle.name, handle.key), tuple[str, str])

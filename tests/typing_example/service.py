@@ -70,7 +70,7 @@ def split_sync(context: Context) -> None:
     dict(context.results())
 
 
-@app.task(queue="mail", max_unexpected_retries=5, run_timeout_ms=timedelta(minutes=1), retry_scope="worker")
+@app.task(queue="mail", max_retries=5, run_timeout=timedelta(minutes=1), retry_scope="worker")
 async def send_email(context: Context, to: str, subject: str = "hi") -> str:
     if context.is_cancelled or not context.is_lease_valid:
         raise Retry(delay=5)
@@ -118,7 +118,7 @@ def publish(client: Client, message: dict[str, Any], due: datetime) -> Task | No
     assert_type(published, TaskHandle[Any])
     assert_type((published.task_id, published.created, published.updated), tuple[str, bool, bool])
     client.publish("send_email", message, if_exists="update", clean_failed=True, start_time=due)
-    specs = [TaskSpec(import_file, {"path": f"{n}.csv"}, key=f"bulk/{n}", retain_success_ms=1_000) for n in range(9)]
+    specs = [TaskSpec(import_file, {"path": f"{n}.csv"}, key=f"bulk/{n}", retain_success=1) for n in range(9)]
     for outcome in client.publish_many(specs, if_exists="reject"):
         if isinstance(outcome, Published):
             print(outcome.created)

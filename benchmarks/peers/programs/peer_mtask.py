@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import publishing
 from notes import handle_async
@@ -11,8 +12,8 @@ from mtask import App, Client, TaskSpec
 
 app = App()
 
-_lease_ms = int(publishing.lease(60.0) * 1000)
-_options = {"worker_timeout_ms": _lease_ms, "ping_interval_ms": _lease_ms // 2}
+_lease = publishing.lease(60.0)
+_options: Any = {"worker_timeout": _lease, "ping_interval": _lease / 2}
 
 
 @app.task

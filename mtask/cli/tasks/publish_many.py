@@ -16,7 +16,7 @@ from mtask.cli.output import clean, counted
 from mtask.client.sync import Client
 from mtask.errors import GatherConflict, GatherFull, InvalidInput, MtaskError, TaskExists
 from mtask.features.gathering.client import collects
-from mtask.kernel.document.options import check_option_names
+from mtask.kernel.document.options import as_keywords
 from mtask.kernel.driver.extended_json import parse_extended
 from mtask.kernel.operations.publish import Published, PublishPolicy
 
@@ -87,11 +87,15 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
     own_option = line.get("task_option") or {}
     if not isinstance(own_option, dict):
         raise InvalidInput("task_option is an object of options.", field="task_option")
-    check_option_names(own_option)
     given: dict[str, Any] = {name: line.get(name) or defaults.get(name) for name in ("queue", "lookup", "callback")}
     given |= _start(line) or _start(defaults)
     return TaskSpec(
-        task, line.get("params"), key=line.get("key"), tenant=line.get("tenant"), **given, **{**options, **own_option}
+        task,
+        line.get("params"),
+        key=line.get("key"),
+        tenant=line.get("tenant"),
+        **given,
+        **{**options, **as_keywords(own_option)},
     )
 
 

@@ -31,7 +31,7 @@ from mtask.cli.output import (
 from mtask.doctor.explain import Inspected
 from mtask.errors import InvalidInput, TaskNotFound
 from mtask.kernel.document import rules
-from mtask.kernel.document.options import DEFAULT_OPTION, TaskOption
+from mtask.kernel.document.options import CODE_NAMES, DEFAULT_OPTION, DURATIONS, TaskOption
 from mtask.kernel.document.task import FlowStep, Gathering, Run, Task
 from mtask.kernel.driver.extended_json import extended
 
@@ -192,12 +192,18 @@ def _when(instant: datetime, now: datetime) -> str:
 
 
 def changed_options(option: TaskOption) -> dict[str, Any]:
-    """Return the options that differ from their defaults, with values for people."""
+    """Return the options that differ from their defaults, by their names in flags, with values for people."""
     changed = {}
-    for name in TaskOption.model_fields:
+    for name, code in CODE_NAMES.items():
         value = getattr(option, name)
-        if value != getattr(DEFAULT_OPTION, name):
-            changed[name] = ",".join(value) if isinstance(value, list) else as_json_types(value)
+        if value == getattr(DEFAULT_OPTION, name):
+            continue
+        if isinstance(value, list):
+            changed[code] = ",".join(value)
+        elif code in DURATIONS and value is not None:
+            changed[code] = f"{value / 1000:g}s"
+        else:
+            changed[code] = as_json_types(value)
     return changed
 
 

@@ -34,7 +34,7 @@ from mtask.features.flows import publish as publishing
 from mtask.features.flows.publish import NewFlow, NewStep, PublishedFlow
 from mtask.kernel.document.handlers import Begun, enter, leave
 from mtask.kernel.document.identity import check_key, check_tenant, check_text, stored_key
-from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions, with_new_names
 from mtask.kernel.document.task import MAX_STEPS, OnFailed
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import Published, check_fields
@@ -83,7 +83,7 @@ class Flow:
         self.tenant = None if tenant is None else check_tenant(tenant)
         self.queue = check_text("queue", queue) if queue is not None else None
         self.fail_fast = bool(fail_fast)
-        self.options = options
+        self.options = with_new_names(options)
         self._steps: dict[str, _Added] = {}
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class Flow:
             raise InvalidFlow(self.key, f'on_failed is "cancel", "run" or "fail", not {shown(on_failed)}')
         if isinstance(after, str | Step):
             raise InvalidFlow(self.key, f"after of step {shown(step)} is a list of steps: write after=[...]")
-        merged: TaskOptions = {**self.options, **options}
+        merged: TaskOptions = {**self.options, **with_new_names(options)}
         spec = spec_of(
             task,
             params,

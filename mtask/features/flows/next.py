@@ -11,7 +11,7 @@ from mtask.errors import InvalidFlow, InvalidInput, InvalidOption, InvalidParams
 from mtask.kernel.document.handlers import handler_of
 from mtask.kernel.document.identity import own_key, task_id_of
 from mtask.kernel.document.lookup import Lookup
-from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions, with_new_names
 from mtask.kernel.document.task import MAX_DEPTH, StoredTask
 from mtask.kernel.document.values import Trace
 from mtask.kernel.driver.bson import is_readable
@@ -77,7 +77,7 @@ class Next:
         self.start_time = start_time
         self.delay = delay
         self.lookup = lookup
-        self.options = options
+        self.options = with_new_names(options)
 
     def __repr__(self) -> str:
         return f"Next({self.task!r})"

@@ -134,8 +134,9 @@ def check_task(
     delay: timedelta | float | None,
     option: TaskOption,
     named: Naming = as_argument,
+    retention: str = "retain_success",
 ) -> None:
-    """Check that a task fits the way in which it gathers; raise InvalidInput."""
+    """Check that a task fits the way in which it gathers; raise InvalidInput. `retention`: how to name that option."""
     if key is None:
         which = ", ".join(named(name) for name in ("debounce", "collect", _AGAIN))
         message = f"give {named('key')}, too: {which} and {named('window')} are about the calls of one key."
@@ -150,7 +151,7 @@ def check_task(
     retained, window = option.retain_success_ms, policy.window if isinstance(policy, publishing.WindowPolicy) else None
     if window is not None and retained is not None and retained < milliseconds(window):
         raise InvalidInput(
-            f"{named('retain_success_ms')} is shorter than {named('window')}: the task would be removed before, and "
+            f"{retention} is shorter than {named('window')}: the task would be removed before, and "
             "then published anew.",
             field="window",
         )

@@ -20,7 +20,7 @@ from mtask.features.schedules.rules import Schedule as Schedule
 from mtask.features.schedules.triggers import Cron, Every, Once
 from mtask.kernel.document.identity import check_text, stored_key
 from mtask.kernel.document.lookup import LookupEntry
-from mtask.kernel.document.options import TaskOptions
+from mtask.kernel.document.options import TaskOptions, with_new_names
 from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation, read_as
 from mtask.kernel.driver.bson import stored_value
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
@@ -157,7 +157,7 @@ class ScheduleSpec:
         self.queue = given.pop("queue", None)
         self.lookup = given.pop("lookup", None)
         self.tenant = given.pop("tenant", None)
-        self.options: TaskOptions = given
+        self.options: TaskOptions = with_new_names(given)
 
     def __repr__(self) -> str:
         return f"ScheduleSpec({self.schedule_id!r}, {self.task!r}, {self.when!r})"

@@ -18,7 +18,7 @@ from pydantic.errors import PydanticUserError
 from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
 from mtask.kernel.document.identity import check_name, check_text
 from mtask.kernel.document.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
-from mtask.kernel.document.options import build_option
+from mtask.kernel.document.options import stored_options
 from mtask.kernel.document.task import DEFAULT_QUEUE, describe_validation
 from mtask.logs import SureLogger, fields
 
@@ -40,6 +40,7 @@ class Handler:
     name: str
     function: Callable[..., Any]
     queue: str
+    #: The options that it declares, as documents have them.
     options: Mapping[str, Any]
     on_exception: OnException
     is_async: bool
@@ -143,7 +144,7 @@ def make_handler(
         raise HandlerError(shown, f'on_exception is "retry" or "fail", not {on_exception!r}')
     if isolation not in (None, "process", "thread"):
         raise HandlerError(shown, f'isolation is "process" or "thread", not {isolation!r}')
-    build_option(options)
+    declared = stored_options(options)
     try:
         signature = inspect.signature(function)
         hints = typing.get_type_hints(hinted(function), include_extras=True)
@@ -179,7 +180,7 @@ def make_handler(
         name=check_name(name if name is not None else getattr(function, "__name__", "")),
         function=function,
         queue=check_text("queue", queue if queue is not None else DEFAULT_QUEUE),
-        options=dict(options),
+        options=declared,
         on_exception=on_exception,
         is_async=inspect.iscoroutinefunction(hinted(function)),
         context_parameter=context_parameter,

@@ -10,7 +10,7 @@ from pymongo import ReturnDocument
 
 from mtask.database import setup
 from mtask.errors import InvalidOption, OperationFailed, SchemaMismatch, TaskNotFinished, TaskNotFound
-from mtask.kernel.document.options import TaskOption, build_option, check_option_names
+from mtask.kernel.document.options import TaskOption, check_option_names, option_of, with_new_names
 from mtask.kernel.document.status import FINAL, FINAL_STATUSES, TaskStatus
 from mtask.kernel.driver.indexes import LOOKUP_INDEX, TENANT_INDEX
 from mtask.kernel.driver.operation import Call, Operation, command, tasks
@@ -171,10 +171,13 @@ def run_again(
 
 
 def update_option(task_id: str, changes: Mapping[str, Any], also: filters.Filter | None = None) -> Operation[Document]:
-    """Change options of a task; return the task. Raises UnknownOption, InvalidOption or TaskNotFound.
+    """Change options of a task, by their names in code; return the task.
+
+    Raises UnknownOption, InvalidOption or TaskNotFound.
 
     `also` is a further condition on the task. If it does not hold, raise TaskNotFound.
     """
+    changes = with_new_names(changes)
     check_option_names(changes)
     for _ in range(_RACES):
         document = yield from get(task_id)
@@ -197,7 +200,7 @@ def update_option(task_id: str, changes: Mapping[str, Any], also: filters.Filter
 
 def _changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> TaskOption:
     known = {name: options[name] for name in TaskOption.model_fields if name in options}
-    return build_option(known, changes)
+    return option_of(known, changes)
 
 
 def remove(task_id: str) -> Operation[bool]:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from mtask.client import AsyncClient
 from mtask.errors import InvalidInput
 from mtask.features.events.hub import Hub
-from mtask.kernel.document.options import check_option_names
+from mtask.kernel.document.options import STORED_NAMES, as_keywords
 from mtask.web.access import Caller, Role, client_of
 from mtask.web.bodies import Route
 from mtask.web.models.common import instant
@@ -42,7 +42,7 @@ def _held(name: str) -> Any:
 
 
 #: The options that decide when a task is removed.
-_RETENTION = frozenset({"retain_success_ms", "retain_fail_ms"})
+_RETENTION = frozenset({"retain_success", "retain_fail"})
 
 TheClient = Annotated[AsyncClient, Depends(_client)]
 TheCaller = Annotated[Caller, Depends(_caller)]
@@ -104,11 +104,11 @@ def check_retention(options: Mapping[str, Any], caller: Caller) -> None:
     given = sorted(_RETENTION & {*options})
     if given and not caller.may(Role.OPERATE):
         raise Forbidden(
-            f"{given[0]} of a task that exists decides when it is removed: this takes a token with the role operate."
+            f"{STORED_NAMES[given[0]]} of a task that exists decides when it is removed: this takes a token with the "
+            "role operate."
         )
 
 
 def checked_options(options: Mapping[str, Any]) -> Any:
     """Return task options as keyword arguments; raise UnknownOption. So no option can be another argument."""
-    check_option_names(options)
-    return dict(options)
+    return as_keywords(options)

@@ -258,7 +258,7 @@ def _children(context: Context, tree: list[Any]) -> list[Child]:
 
 def _options(name: str) -> dict[str, Any]:
     # A flaky child fails, and a retry of it succeeds.
-    return {**PATIENT, "max_unexpected_retries": 0} if name == "flaky" else PATIENT
+    return {**PATIENT, "max_retries": 0} if name == "flaky" else PATIENT
 
 
 @app.task(queue=QUEUE)

@@ -75,7 +75,7 @@ def _handler(random: Random, number: int) -> tuple[str, dict[str, Any], dict[str
     if drawn < 0.95:
         return "flaky", {"failures": 2, "seconds": 0.0}, {}
     # It fails, and a retry of it succeeds.
-    return "flaky", {"failures": 1, "seconds": 0.0}, {"max_unexpected_retries": 0}
+    return "flaky", {"failures": 1, "seconds": 0.0}, {"max_retries": 0}
 
 
 def _tree(random: Random, level: int = 1) -> list[Any]:

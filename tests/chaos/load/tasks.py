@@ -42,11 +42,11 @@ _GATHER_BATCHES = 20
 BATCH = 40
 
 #: A lease short enough that a killed worker's tasks are rescued many times in a run.
-SHORT: dict[str, Any] = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+SHORT: dict[str, Any] = {"ping_interval": 1, "worker_timeout": 4, "retry_delay": 0.2}
 #: A lease longer than the horizon of discovery: workers hear of its end from their scans alone.
-_LONG: dict[str, Any] = {"worker_timeout_ms": 12_000}
+_LONG: dict[str, Any] = {"worker_timeout": 12}
 #: A task that faults hit often must not use its tries up: what ends as FAIL is what is meant to.
-PATIENT: dict[str, Any] = {**SHORT, "max_unexpected_retries": 50}
+PATIENT: dict[str, Any] = {**SHORT, "max_retries": 50}
 #: A task that waits behind no backlog, so that its rounds follow each other.
 URGENT: dict[str, Any] = {**PATIENT, "priority": 10}
 #: Such a task whose lease is longer than the time in which the death of its executor must be told.
@@ -92,7 +92,7 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
             params = {}
         case "aborting":
             params = {"database": database}
-            extra["max_unexpected_retries"] = random.randint(0, 2)
+            extra["max_retries"] = random.randint(0, 2)
         case "slow" | "slow_plain":
             params = {"seconds": round(random.uniform(0.3, 5.0), 2)}
         case "isolated" | "isolated_async":
@@ -108,7 +108,7 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
             params = {"failures": random.randint(1, 4), "seconds": round(random.uniform(0.0, 0.3), 2)}
         case "doomed":
             params = {"is_final": random.random() < 0.3}
-            extra["max_unexpected_retries"] = random.randint(0, 2)
+            extra["max_retries"] = random.randint(0, 2)
         case "limited":
             params = {"seconds": round(random.uniform(0.2, 1.2), 2)}
             if random.random() < 0.5:

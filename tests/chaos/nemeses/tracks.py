@@ -261,7 +261,7 @@ def killer(world: World, random: Random) -> None:
     tries = random.choice((0, 1))
     with world.fault("killer task") as episode:
         named = {"specific_worker_ids": [place.name for place in world.mortals]} if world.spared else {}
-        episode.detail["task_id"] = world.publish("killer", {}, max_unexpected_retries=tries, **named, **SHORT)
+        episode.detail["task_id"] = world.publish("killer", {}, max_retries=tries, **named, **SHORT)
         world.wait(5.0 * (tries + 1))
 
 

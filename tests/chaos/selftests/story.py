@@ -19,7 +19,7 @@ from mtask.features.flows.next import Next, flow_part
 from mtask.features.gathering import statements as gathering
 from mtask.features.gathering.statements import SentCall
 from mtask.kernel.document.identity import stored_key
-from mtask.kernel.document.options import TaskOption
+from mtask.kernel.document.options import option_of
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import GatherKind, StoredTask
 from mtask.kernel.statements import claim as pipelines
@@ -38,7 +38,7 @@ EPOCH = datetime(2024, 5, 1, 12, tzinfo=UTC)
 _TAKES = 0.002
 #: The process of a handler, unless a scene says otherwise.
 WORKER = 100
-_SHORT = {"ping_interval_ms": 1000, "worker_timeout_ms": 4000, "unexpected_retry_delay_ms": 200}
+_SHORT = {"ping_interval": 1, "worker_timeout": 4, "retry_delay": 0.2}
 
 
 def instant(seconds: float) -> datetime:
@@ -48,7 +48,7 @@ def instant(seconds: float) -> datetime:
 
 def _fixed(task_id: str, params: Any = None, tenant: str | None = None, **options: Any) -> Document:
     name, _, key = task_id.partition(":")
-    option = TaskOption(**{**_SHORT, **options}).model_dump()
+    option = option_of({}, {**_SHORT, **options}).model_dump()
     fixed = {"_id": task_id, "name": name, "key": key, "params": params, "task_option": option}
     return fixed | {"queue": QUEUES.get(name, "load")} | ({} if tenant is None else {"tenant": tenant})
 
@@ -180,7 +180,7 @@ class Story:
 
     def update_option(self, task_id: str, **changes: Any) -> None:
         """Change options."""
-        option = TaskOption(**{**self.document(task_id)["task_option"], **changes})
+        option = option_of(self.document(task_id)["task_option"], changes)
         self.ask("update", task_id, requests.update_option(option, instant(self.now)), "updated")
 
     def clean(self, task_id: str, *, success: bool = False) -> None:

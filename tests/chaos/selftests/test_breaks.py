@@ -198,7 +198,7 @@ def test_each_failure_strikes_the_operation_of_a_worker_that_it_is_named_after(
                 await bench.status(await publish(bench), "SUCCESS")
                 await struck(armed)
             # Alone it is neither claimed nor finished meanwhile: what strikes is a ping.
-            held = await publish(bench, "hold", ping_interval_ms=200, worker_timeout_ms=120_000)
+            held = await publish(bench, "hold", ping_interval=0.2, worker_timeout=120)
             await until(lambda: held in started, PATIENCE)
             with failing("ping", "interrupted", app=bench.app_name, times=1) as armed:
                 await struck(armed)

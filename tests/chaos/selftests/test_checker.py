@@ -28,7 +28,7 @@ def a_delayed_task(story: Story) -> None:
 
 
 def failures_until_a_success(story: Story) -> None:
-    task_id = story.publish("flaky", max_unexpected_retries=3, retry_backoff=2.0)
+    task_id = story.publish("flaky", max_retries=3, retry_backoff=2.0)
     for _ in range(3):
         story.finish(task_id, story.claim(task_id), FAIL)
         story.wait(2.0)
@@ -36,7 +36,7 @@ def failures_until_a_success(story: Story) -> None:
 
 
 def failures_until_the_limit(story: Story) -> None:
-    task_id = story.publish("doomed", max_unexpected_retries=1, retain_fail_ms=3_600_000)
+    task_id = story.publish("doomed", max_retries=1, retain_fail=3600)
     for _ in range(2):
         story.finish(task_id, story.claim(task_id), FAIL)
         story.wait(0.3)
@@ -55,7 +55,7 @@ def a_retry_that_the_handler_asked_for(story: Story) -> None:
 
 
 def a_hand_back(story: Story) -> None:
-    task_id = story.publish("slow", max_unexpected_retries=0)
+    task_id = story.publish("slow", max_retries=0)
     story.finish(task_id, story.claim(task_id), CANCELED)
     story.finish(task_id, story.claim(task_id, "w2"))
 
@@ -71,7 +71,7 @@ def a_rescue_after_pings(story: Story) -> None:
 
 
 def a_task_that_kills_its_worker_every_time(story: Story) -> None:
-    task_id = story.publish("killer", max_unexpected_retries=1)
+    task_id = story.publish("killer", max_retries=1)
     for worker_id in ("w1", "w2"):
         story.claim(task_id, worker_id)
         story.wait(4.0)
@@ -94,7 +94,7 @@ def a_limit_for_each_worker(story: Story) -> None:
         concurrent_worker_cnt=2,
         specific_worker_ids=["w1", "w2"],
         retry_scope="worker",
-        max_unexpected_retries=1,
+        max_retries=1,
     )
     story.finish(task_id, story.claim(task_id, "w1"), FAIL)
     story.finish(task_id, story.claim(task_id, "w2"), FAIL)
@@ -132,7 +132,7 @@ def a_cancel_whose_holder_has_died(story: Story) -> None:
 
 
 def a_retry_of_a_failed_task(story: Story) -> None:
-    task_id = story.publish("flaky", max_unexpected_retries=0)
+    task_id = story.publish("flaky", max_retries=0)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.wait(1.0)
     story.again(task_id)
@@ -148,7 +148,7 @@ def a_retry_of_a_canceled_task(story: Story) -> None:
 
 
 def a_rerun_of_a_success(story: Story) -> None:
-    task_id = story.done(retain_success_ms=3_600_000)
+    task_id = story.done(retain_success=3600)
     story.again(task_id, "rerun")
     story.finish(task_id, story.claim(task_id))
 
@@ -162,7 +162,7 @@ def many_reruns(story: Story) -> None:
 
 
 def more_failures_than_a_document_keeps(story: Story) -> None:
-    task_id = story.publish("flaky", max_unexpected_retries=-1)
+    task_id = story.publish("flaky", max_retries=-1)
     for _ in range(24):
         story.finish(task_id, story.claim(task_id), FAIL)
         story.wait(0.3)
@@ -170,7 +170,7 @@ def more_failures_than_a_document_keeps(story: Story) -> None:
 
 
 def closed_runs_that_are_cleaned(story: Story) -> None:
-    task_id = story.publish("doomed", max_unexpected_retries=0)
+    task_id = story.publish("doomed", max_retries=0)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.wait(1.0)
     story.clean(task_id)
@@ -197,7 +197,7 @@ def a_lapsed_run_that_is_cleaned(story: Story) -> None:
 def options_that_change_while_it_runs(story: Story) -> None:
     task_id = story.publish("slow", concurrent_worker_cnt=2)
     first, second = story.claim(task_id, "w1"), story.claim(task_id, "w2")
-    story.update_option(task_id, worker_timeout_ms=8000)
+    story.update_option(task_id, worker_timeout=8)
     story.wait(1.0)
     story.ping(task_id, first)
     story.finish(task_id, first)
@@ -205,7 +205,7 @@ def options_that_change_while_it_runs(story: Story) -> None:
     story.ping(task_id, second)
     story.finish(task_id, second)
     story.wait(1.0)
-    story.update_option(task_id, retain_success_ms=3_600_000)
+    story.update_option(task_id, retain_success=3600)
 
 
 def a_removal_while_it_runs(story: Story) -> None:
@@ -220,7 +220,7 @@ def a_removal_while_it_runs(story: Story) -> None:
 
 
 def a_task_that_expired(story: Story) -> None:
-    task_id = story.done(retain_success_ms=1000)
+    task_id = story.done(retain_success=1)
     story.wait(2.0)
     story.remove(task_id, is_asked=False)
 
@@ -256,7 +256,7 @@ def a_publish_that_was_never_answered(story: Story) -> None:
 
 
 def a_retry_that_was_never_answered(story: Story) -> None:
-    task_id = story.publish("flaky", max_unexpected_retries=0)
+    task_id = story.publish("flaky", max_retries=0)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.call("retry", task_id, "unknown")
     story.wait(5.0)

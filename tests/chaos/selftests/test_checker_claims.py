@@ -85,7 +85,7 @@ def claim_before_the_start_time(story: Story) -> None:
 
 @SCENES.violate("over_held")
 def claim_before_the_retry_time(story: Story) -> None:
-    task_id = story.publish("flaky", unexpected_retry_delay_ms=5000)
+    task_id = story.publish("flaky", retry_delay=5)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.wait(4.0)
     story.finish(task_id, story.force(task_id))
@@ -142,7 +142,7 @@ def claim_after_the_success(story: Story) -> None:
 
 @SCENES.violate("second_success")
 def final_task_that_is_opened_again(story: Story) -> None:
-    task_id = story.publish("doomed", max_unexpected_retries=0)
+    task_id = story.publish("doomed", max_retries=0)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.wait(5.0)
     story.apply(task_id, requests.run_again(everything=False, now=instant(story.now)))
@@ -181,7 +181,7 @@ def success_that_turns_into_a_failure(story: Story) -> None:
 
 @SCENES.violate("over_tried", "wrong_fields")
 def claim_beyond_the_limit_since_a_failure_was_forgotten(story: Story) -> None:
-    task_id, run_id = story.running("doomed", max_unexpected_retries=1)
+    task_id, run_id = story.running("doomed", max_retries=1)
     story.finish(task_id, run_id, FAIL)
     story.wait(0.3)
     story.set(task_id, task_state__failed_cnt=0)
@@ -216,7 +216,7 @@ def claim_after_a_final_failure(story: Story) -> None:
 
 @SCENES.violate("over_tried")
 def claim_beside_a_live_run_when_the_limit_is_used_up(story: Story) -> None:
-    task_id, first = story.running(concurrent_worker_cnt=2, max_unexpected_retries=0)
+    task_id, first = story.running(concurrent_worker_cnt=2, max_retries=0)
     second = story.claim(task_id, "w2")
     story.finish(task_id, first, FAIL)
     story.wait(0.3)
@@ -227,7 +227,7 @@ def claim_beside_a_live_run_when_the_limit_is_used_up(story: Story) -> None:
 
 @SCENES.violate("over_tried")
 def claim_when_a_lapsed_run_has_used_the_limit_up(story: Story) -> None:
-    task_id, _ = story.running(concurrent_worker_cnt=2, max_unexpected_retries=0)
+    task_id, _ = story.running(concurrent_worker_cnt=2, max_retries=0)
     story.wait(1.0)
     second = story.claim(task_id, "w2")
     story.wait(3.1)
@@ -239,7 +239,7 @@ def claim_when_a_lapsed_run_has_used_the_limit_up(story: Story) -> None:
 @SCENES.violate("over_tried")
 def claim_by_a_worker_that_has_used_up_its_own_limit(story: Story) -> None:
     names = ["w1", "w2"]
-    task_id = story.publish("team", specific_worker_ids=names, retry_scope="worker", max_unexpected_retries=0)
+    task_id = story.publish("team", specific_worker_ids=names, retry_scope="worker", max_retries=0)
     story.finish(task_id, story.claim(task_id, "w1"), FAIL)
     story.wait(0.3)
     story.finish(task_id, story.force(task_id, "w1"), CANCELED)

@@ -17,14 +17,14 @@ from tests.chaos.selftests.story import WORKER, Story
 FAIL, CANCELED = RunStatus.FAIL, RunStatus.CANCELED
 EXECUTOR = 7
 DIED = "executor killed by SIGKILL, perhaps for want of memory"
-OPTIONS: dict[str, Any] = {"max_unexpected_retries": 5}
+OPTIONS: dict[str, Any] = {"max_retries": 5}
 
 SCENES = Scenes()
 
 
 def begun(story: Story, name: str = "isolated", pid: int = EXECUTOR, lease: float = 4.0) -> tuple[str, str]:
     """Have a handler begin in an executor; return the task's id and the run_id."""
-    task_id = story.publish(name, worker_timeout_ms=round(lease * 1000), **OPTIONS)
+    task_id = story.publish(name, worker_timeout=lease, **OPTIONS)
     story.wait(0.1)
     return task_id, begun_again(story, task_id, pid)
 

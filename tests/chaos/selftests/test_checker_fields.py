@@ -66,14 +66,14 @@ def removal_before_it_was_asked_for(story: Story) -> None:
 
 @SCENES.violate("lost")
 def expiry_before_its_time(story: Story) -> None:
-    task_id = story.done(retain_success_ms=60_000)
+    task_id = story.done(retain_success=60)
     story.wait(30.0)
     story.remove(task_id, is_asked=False)
 
 
 @SCENES.violate("lost")
 def retry_that_was_acknowledged_and_never_written(story: Story) -> None:
-    task_id = story.publish("doomed", max_unexpected_retries=0)
+    task_id = story.publish("doomed", max_retries=0)
     story.finish(task_id, story.claim(task_id), FAIL)
     story.wait(5.0)
     story.call("retry", task_id, "done")
@@ -179,7 +179,7 @@ def end_with_a_preemption_time(story: Story) -> None:
 
 @SCENES.violate("wrong_fields")
 def retention_that_is_too_short(story: Story) -> None:
-    task_id, run_id = story.running(retain_success_ms=60_000)
+    task_id, run_id = story.running(retain_success=60)
     story.finish(task_id, run_id)
     story.tasks.update_one({"_id": task_id}, {"$set": {"expire_time": instant(9.0)}})
     document = story.versions[-1].document
@@ -232,7 +232,7 @@ def lapsed_run_that_a_claim_leaves_open(story: Story) -> None:
 
 @SCENES.violate("wrong_fields")
 def retry_delay_that_is_too_short(story: Story) -> None:
-    task_id, run_id = story.running(unexpected_retry_delay_ms=5000)
+    task_id, run_id = story.running(retry_delay=5)
     story.finish(task_id, run_id, FAIL, delay=1.0)
     story.wait(1.0)
     story.finish(task_id, story.claim(task_id))

@@ -42,7 +42,7 @@ def test_rescue_is_measured_from_when_a_settled_task_was_free(story: Story, tmp_
 
 
 def test_rescue_does_not_count_the_delay_of_another_runs_failure(story: Story, tmp_path: Path) -> None:
-    task_id = story.publish("team", concurrent_worker_cnt=2, unexpected_retry_delay_ms=5000)
+    task_id = story.publish("team", concurrent_worker_cnt=2, retry_delay=5)
     story.claim(task_id)
     second = story.claim(task_id, "w2")
     story.wait(3.0)
@@ -57,7 +57,7 @@ def test_rescue_does_not_count_the_delay_of_another_runs_failure(story: Story, t
 
 
 def test_task_that_nobody_may_take_again_is_no_rescue(story: Story, tmp_path: Path) -> None:
-    task_id = story.publish("killer", max_unexpected_retries=1)
+    task_id = story.publish("killer", max_retries=1)
     for worker_id in ("w1", "w2"):
         story.claim(task_id, worker_id)
         story.wait(4.0)
@@ -143,7 +143,7 @@ def test_handler_that_blocks_its_worker_excuses_what_ran_beside_it(story: Story,
 def test_figures_count_what_happened_second_by_second(story: Story, tmp_path: Path) -> None:
     story.done()
     story.wait(3.0)
-    task_id = story.publish("doomed", max_unexpected_retries=1)
+    task_id = story.publish("doomed", max_retries=1)
     for _ in range(2):
         story.finish(task_id, story.claim(task_id), FAIL)
         story.wait(0.3)

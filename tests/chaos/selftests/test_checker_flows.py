@@ -34,7 +34,7 @@ def step_after_step(story: Story) -> None:
 
 @SCENES.allow
 def failure_that_a_retry_takes_back(story: Story) -> None:
-    first = story.publish_step("a", max_unexpected_retries=0)
+    first = story.publish_step("a", max_retries=0)
     second = story.publish_step("b", first)
     third = story.publish_step("c", first, on_failed="run")
     run(story, first, fails=True)
@@ -102,7 +102,7 @@ def release_long_after_the_dependency_was_opened_again(story: Story) -> None:
 
 @SCENES.violate("wrong_releases")
 def release_although_a_dependency_failed(story: Story) -> None:
-    first = story.publish_step("a", max_unexpected_retries=0)
+    first = story.publish_step("a", max_retries=0)
     last = story.publish_step("b", first)
     run(story, first, fails=True)
     release(story, last)

@@ -32,7 +32,7 @@ def success_of_a_run_that_had_timed_out(story: Story) -> None:
 
 @SCENES.violate("stale_results")
 def result_written_into_a_closed_run(story: Story) -> None:
-    task_id, run_id = story.running(max_unexpected_retries=5)
+    task_id, run_id = story.running(max_retries=5)
     story.finish(task_id, run_id, FAIL)
     story.wait(1.0)
     story.change_run(task_id, fail_reason="another")
@@ -41,7 +41,7 @@ def result_written_into_a_closed_run(story: Story) -> None:
 
 @SCENES.violate("stale_results")
 def session_named_by_a_closed_run(story: Story) -> None:
-    task_id, run_id = story.running(max_unexpected_retries=5)
+    task_id, run_id = story.running(max_retries=5)
     story.finish(task_id, run_id, FAIL)
     story.wait(1.0)
     story.change_run(task_id, session_id="session")
@@ -86,7 +86,7 @@ def logs_of_handlers_and_of_a_database_that_fail(story: Story) -> None:
 
 @SCENES.violate("wrong_ends")
 def child_that_a_handler_cannot_terminate(story: Story) -> None:
-    task_id, run_id = story.running("forking", max_unexpected_retries=0)
+    task_id, run_id = story.running("forking", max_retries=0)
     story.finish(task_id, run_id, FAIL)
 
 
@@ -98,7 +98,7 @@ def success_of_an_aborted_transaction(story: Story) -> None:
 
 @SCENES.allow
 def handlers_that_abort_and_fork(story: Story) -> None:
-    task_id, run_id = story.running("aborting", max_unexpected_retries=0)
+    task_id, run_id = story.running("aborting", max_retries=0)
     story.finish(task_id, run_id, FAIL)
     task_id, run_id = story.running("forking")
     story.finish(task_id, run_id)

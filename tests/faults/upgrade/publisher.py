@@ -20,7 +20,7 @@ from mtask import Client
 from mtask.errors import MtaskError
 from tests.faults.upgrade.app import NARROW, QUEUE
 
-#: Leases are short, so that the tasks of a killed worker are taken up soon.
+#: Leases are short, so that the tasks of a killed worker are taken up soon. The former version knows these names alone.
 PATIENT = {"ping_interval_ms": 1_000, "worker_timeout_ms": 5_000, "max_unexpected_retries": 20}
 KINDS = ("quick", "quick", "quick", "plain", "plain", "slow", "flaky", "doomed", "team", "deposit", "narrow")
 

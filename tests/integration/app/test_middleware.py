@@ -112,11 +112,11 @@ async def test_run_and_finish_are_composed_around_sync_and_async_handlers(workin
         is_written = yield
         seen.append(("finish", finish.task.id, finish.status, finish.reason, finish.returns, is_written))
 
-    @app.task(max_unexpected_retries=0)
+    @app.task(max_retries=0)
     async def coming(value: int) -> int:
         return value + 1
 
-    @app.task(max_unexpected_retries=0)
+    @app.task(max_retries=0)
     def going(context: Context) -> None:
         raise ValueError(f"on {threading.current_thread().name[:13]}")
 
@@ -161,7 +161,7 @@ async def test_middleware_may_refuse_a_run_and_changes_nothing_after_it(working:
             raise RuntimeError("the outcome is written all the same")
         yield
 
-    @app.task(max_unexpected_retries=0)
+    @app.task(max_retries=0)
     async def work(context: Context) -> str:
         called.append(context.task.key)
         if context.task.key == "failing":
@@ -212,7 +212,7 @@ async def test_handlers_get_the_values_of_hooks_which_end_after_the_last_run(wor
         said.append("ran")
         return f"{context.value(greeting)} {context.value(pool)[0]} {context.value(sync_pool)}"
 
-    @app.task(max_unexpected_retries=0)
+    @app.task(max_retries=0)
     def lost(context: Context) -> None:
         context.value(test_handlers_get_the_values_of_hooks_which_end_after_the_last_run)  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from tests.mongo import eventually, until
 from tests.tracing import SPANS_VARIABLE, Seen, Spans, chosen, spans_in
 from tests.workers import open_stage
 
-ONCE: dict[str, Any] = {"max_unexpected_retries": 0}
+ONCE: dict[str, Any] = {"max_retries": 0}
 
 
 def instrumented(spans: Spans, **options: Any) -> App:
@@ -110,7 +110,7 @@ async def test_each_try_is_a_trace_of_its_own_and_links_to_the_publish_and_to_th
         raise Fail("never")
 
     async with working(app) as bench, client_of(bench, app) as it:
-        await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
+        await it.publish(flaky, key="1", retry_delay=0)
         await it.publish(hopeless, key="1")
         await settled(spans, 4)
     (publish,) = spans.of("publish", "flaky")
@@ -176,7 +176,7 @@ async def test_not_linked_the_first_try_is_a_child_of_its_publisher_and_a_later_
             raise ValueError("first")
 
     async with working(app) as bench, client_of(bench, app) as it:
-        await it.publish(flaky, key="1", unexpected_retry_delay_ms=0)
+        await it.publish(flaky, key="1", retry_delay=0)
         await settled(spans, 2)
     (publish,), (first, second) = spans.of("publish"), spans.of("process")
     assert (first.trace_id, first.parent_id, first.linked) == (publish.trace_id, publish.span_id, {})
@@ -192,8 +192,8 @@ async def test_a_run_that_its_worker_ends_says_why(working: Working) -> None:
         await asyncio.Event().wait()
 
     async with working(app) as bench, client_of(bench, app) as it:
-        await it.publish(endless, key="slow", run_timeout_ms=50, **ONCE)
-        await it.publish(endless, key="unwanted", ping_interval_ms=100)
+        await it.publish(endless, key="slow", run_timeout=0.05, **ONCE)
+        await it.publish(endless, key="unwanted", ping_interval=0.1)
         await bench.status("endless:unwanted", "RUNNING")
         await it.cancel("endless", "unwanted")
         await settled(spans, 2)

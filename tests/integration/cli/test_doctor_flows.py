@@ -23,7 +23,7 @@ def flow(mtask: Commands, store: SyncStore) -> None:
     """Publish a → b → c, with a live worker on record."""
     mtask.ok("init")
     stores.register(store, "w1", queues=["default"], names=["work"])
-    made = Flow("f", retain_success_ms=0)
+    made = Flow("f", retain_success=0)
     a = made.add("a", "work")
     b = made.add("b", "work", after=[a])
     made.add("c", "work", after=[b])

@@ -18,7 +18,7 @@ HOSTILE = "\x1b[2J日本 [bold]x\n" + "y" * 180
 
 def published(mtask: Commands, key: str = "f", parts: int = 3) -> None:
     """Publish a first step, parts after it, a total of the parts, and a clean-up."""
-    flow = Flow(key, max_unexpected_retries=0)
+    flow = Flow(key, max_retries=0)
     first = flow.add("first", "work")
     steps = [flow.add(f"part-{number}", "work", after=[first]) for number in range(parts)]
     flow.add("total", "work", after=steps)

@@ -90,7 +90,7 @@ def test_flags_that_do_not_fit_are_usage_errors_that_name_the_flags(
 ) -> None:
     ended = mtask("publish", "send", "-k", "k", *flags)
     assert (ended.code, message in ended.err) == (2, True), ended.err
-    for argument in ("max_wait", "call_id", "if_running", "if_exists", "clean_", "start_time", "retain_success_ms"):
+    for argument in ("max_wait", "call_id", "if_running", "if_exists", "clean_", "start_time", "retain_success"):
         assert argument not in ended.err
     assert store.tasks.count_documents({}) == 0
 

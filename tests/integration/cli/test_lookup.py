@@ -120,7 +120,7 @@ def test_result_prints_what_the_handler_returned(mtask: Commands, store: SyncSto
 
 def test_result_of_a_task_without_one_ends_with_the_codes_of_wait(mtask: Commands, store: SyncStore) -> None:
     for key in ("bad", "off", "open"):
-        published(mtask, key, "--max-unexpected-retries", "0")
+        published(mtask, key, "--max-retries", "0")
     fail(store, "send:bad", claim(store, "send:bad"), "no luck")
     mtask.ok("cancel", "send", "off")
     ended = mtask("result", "send", "bad")
@@ -156,7 +156,7 @@ def test_position_is_told_in_words_and_as_json(mtask: Commands, store: SyncStore
 
 
 def test_position_of_a_task_without_a_place_tells_why_it_has_none(mtask: Commands, store: SyncStore) -> None:
-    published(mtask, "k", "--max-unexpected-retries", "0")
+    published(mtask, "k", "--max-retries", "0")
     run_id = claim(store, "send:k")
     out = mtask.ok("position", "send", "k").out
     assert out.startswith("send:k  RUNNING\na worker runs it: it has no place in its queue; its lease ends in ")

@@ -56,7 +56,7 @@ def test_a_failed_task_runs_again_when_cleaned(mtask: Commands, store: SyncStore
 
 
 def test_every_way_to_give_an_option_arrives(mtask: Commands, store: SyncStore) -> None:
-    flags = ["-o", "priority=3", "--option", "run_timeout_ms=90s", "--retain-success", "1h", "--retry-backoff", "2"]
+    flags = ["-o", "priority=3", "--option", "run_timeout=90s", "--retain-success", "1h", "--retry-backoff", "2"]
     mtask.ok("publish", "send", "-k", "k1", "--queue", "mail", "--specific-worker-ids", "w1,w2", *flags)
     document = store.tasks.find_one({"_id": "send:k1"})
     assert document is not None

@@ -37,7 +37,7 @@ def insert_malformed(store: SyncStore, **changes: Any) -> None:
 @pytest.fixture
 def failed_then_done(mtask: Commands, store: SyncStore) -> str:
     """Give a task that failed once and succeeded then."""
-    options = ["-o", "unexpected_retry_delay_ms=0", "--priority", "5"]
+    options = ["-o", "retry_delay=0", "--priority", "5"]
     mtask.ok("publish", "send", '{"to": "a"}', "-k", "k1", "--queue", "mail", *options)
     fail(store, "send:k1", claim(store, "send:k1", "worker-a"), "ConnectionError: \x1b[31mgone")
     succeed(store, "send:k1", claim(store, "send:k1", "worker-b"), {"id": 7})
@@ -47,7 +47,7 @@ def failed_then_done(mtask: Commands, store: SyncStore) -> str:
 def test_show_draws_each_run_as_a_line_in_time(mtask: Commands, failed_then_done: str) -> None:
     out = mtask.ok("show", failed_then_done).out
     assert out.startswith("send:k1  SUCCESS\n")
-    assert re.search(r"^options +priority 5, unexpected_retry_delay_ms 0$", out, re.MULTILINE)
+    assert re.search(r"^options +priority 5, retry_delay 0s$", out, re.MULTILINE)
     assert re.search(r'^params +{"to": "a"}$', out, re.MULTILINE)
     assert re.search(r"^#1  FAIL     worker-a  .*█", out, re.MULTILINE)
     assert re.search(r"^#2  SUCCESS  worker-b  .*█$", out, re.MULTILINE)
@@ -76,7 +76,7 @@ def test_show_says_what_a_task_waits_for(mtask: Commands, store: SyncStore) -> N
 
 
 def test_show_keeps_to_the_newest_runs_unless_asked(mtask: Commands, store: SyncStore) -> None:
-    mtask.ok("publish", "send", "-k", "k1", "-o", "unexpected_retry_delay_ms=0", "-o", "max_unexpected_retries=9")
+    mtask.ok("publish", "send", "-k", "k1", "-o", "retry_delay=0", "-o", "max_retries=9")
     for number in range(4):
         fail(store, "send:k1", claim(store, "send:k1"), f"reason {number}")
     out = mtask.ok("show", "send:k1", "--runs", "1").out
@@ -266,10 +266,8 @@ def test_update_changes_options(mtask: Commands) -> None:
     updated = mtask.ok("update", "send", "k1", "-o", "retry_scope=worker", "--worker-timeout", "2m", "--json").json
     option = updated["task_option"]
     assert (option["priority"], option["retry_scope"], option["worker_timeout_ms"]) == (2, "worker", 120_000)
-    assert (
-        "priority 2, worker_timeout_ms 120000, retry_scope worker"
-        in mtask.ok("update", "send:k1", "--priority", "2").out
-    )
+    said = "priority 2, worker_timeout 120s, retry_scope worker"
+    assert said in mtask.ok("update", "send:k1", "--priority", "2").out
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_each_operating_call_is_written_down_with_its_result(client: AnyClient) 
     client.publish("send", {"token": SECRET}, key="k/1")
     client.publish_many([])
     client.get("send", "k/1")
-    client.update_option("send", "k/1", priority=5, limit_key="eu")
+    client.update_option("send", "k/1", priority=5, limit_key="eu", run_timeout=1.5)
     client.cancel("send", "k/1")
     client.retry("send", "k/1")
     client.cancel("send", "k/1")
@@ -78,7 +78,7 @@ def test_each_operating_call_is_written_down_with_its_result(client: AnyClient) 
         ("purge", "tasks", "done: 1 removed"),
     ]
     details = {action.intent: action.detail for action in found}
-    assert details["update"] == "priority=5, limit_key='eu'"
+    assert details["update"] == "priority=5, limit_key='eu', run_timeout_ms=1500"
     assert details["limit"] == "concurrency=3, rate=[5, 0:00:01]"
     assert details["keep"] == "success=10"
     assert details["add schedule"] == "send in queue default"

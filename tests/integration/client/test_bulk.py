@@ -24,7 +24,7 @@ COUNT = 25
 def fill(client: Any, store: SyncStore, *, prefix: str = "", count: int = COUNT) -> None:
     """Publish tasks and let each fail."""
     keys = [f"{prefix}{n:02}" for n in range(count)]
-    client.publish_many([TaskSpec("a", {"n": n}, key=key, max_unexpected_retries=0) for n, key in enumerate(keys)])
+    client.publish_many([TaskSpec("a", {"n": n}, key=key, max_retries=0) for n, key in enumerate(keys)])
     for key in keys:
         fail(store, f"a:{key}", claim(store, f"a:{key}"), "no luck")
 
@@ -44,7 +44,7 @@ def test_a_plan_counts_and_changes_nothing_and_a_run_retries_each_task_once(
     assert (plan.action, plan.count) == ("retry", Count(COUNT))
     assert client.count(status="FAIL") == COUNT
     # What fails after the plan was made is not retried.
-    client.publish("a", key="later", max_unexpected_retries=0)
+    client.publish("a", key="later", max_retries=0)
     fail(store, "a:later", claim(store, "a:later"), "no luck")
     done = client.run_bulk(plan.plan)
     assert (done.done_cnt, done.left_cnt, done.is_over) == (COUNT, 0, True)

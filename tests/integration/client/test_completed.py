@@ -30,7 +30,7 @@ def publish(client: AnyClient, *keys: str, **options: Any) -> list[Any]:
 
 
 def test_wait_all_returns_the_tasks_in_the_given_order(client: AnyClient, store: SyncStore) -> None:
-    published = publish(client, "1", "2", "3", max_unexpected_retries=0)
+    published = publish(client, "1", "2", "3", max_retries=0)
     done(store, "2", "two")
     fail(store, "a:3", claim(store, "a:3"))
     client.cancel("a", "1")
@@ -171,7 +171,7 @@ def test_closed_iterator_yields_nothing_more(store: SyncStore, mongo_uri: str, d
 
 
 def test_task_that_was_opened_again_has_not_ended(client: AnyClient, store: SyncStore) -> None:
-    publish(client, "1", max_unexpected_retries=0)
+    publish(client, "1", max_retries=0)
     fail(store, "a:1", claim(store, "a:1"))
     client.retry("a", "1")
     with pytest.raises(WaitTimeout):
@@ -210,7 +210,7 @@ def test_result_is_what_the_handler_returned(client: AnyClient, store: SyncStore
 
 
 def test_result_of_a_failed_task_is_an_error_with_the_reason(client: AnyClient, store: SyncStore) -> None:
-    publish(client, "1", "2", "3", max_unexpected_retries=0)
+    publish(client, "1", "2", "3", max_retries=0)
     fail(store, "a:1", claim(store, "a:1"), "no luck.")
     client.cancel("a", "2")
     with pytest.raises(TaskFailed, match=r"task a:1 ended as FAIL: no luck\. To run it again: retry\.") as raised:

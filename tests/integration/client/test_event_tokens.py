@@ -40,7 +40,7 @@ def client(mongo_uri: str, database_name: str) -> Iterator[AnyClient]:
 
 def abandoned(store: SyncStore, key: str = "k") -> None:
     """Let there be a task whose next claim tells two events: the lapse, and the claim."""
-    publish_task(store, key, unexpected_retry_delay_ms=0)
+    publish_task(store, key, retry_delay=0)
     claim(store, f"task:{key}", "w1")
     lapse(store, key)
 

@@ -38,7 +38,7 @@ def set_up(store: SyncStore) -> None:
 
 def a_life(store: SyncStore, key: str = "k", *, is_removed: bool = True) -> Told:
     """Let a task be taken three times, time out, fail, succeed and be removed; return what is to be told."""
-    publish_task(store, key, unexpected_retry_delay_ms=0)
+    publish_task(store, key, retry_delay=0)
     claim(store, f"task:{key}", "w1")
     lapse(store, key)
     fail(store, f"task:{key}", claim(store, f"task:{key}", "w2"))
@@ -110,7 +110,7 @@ TOLD_BY = {"FAIL": "failed", "CANCELED": "canceled", LAPSE: "timed_out"}
 
 def tries(store: SyncStore, ends: list[str]) -> Iterator[list[Transition]]:
     """Publish a task and let a try end in each of these ways; yield after each write what it is to tell."""
-    publish_task(store, "k", max_unexpected_retries=-1, unexpected_retry_delay_ms=0)
+    publish_task(store, "k", max_retries=-1, retry_delay=0)
     yield [("published", None)]
     lapsed: list[Transition] = []
     for place, end in enumerate(ends):
@@ -187,7 +187,7 @@ def test_of_many_tries_each_is_told_however_late_it_is_read(
 def test_a_run_that_is_left_out_as_soon_as_it_lapsed_is_told(
     mongo_uri: str, database_name: str, store: SyncStore
 ) -> None:
-    publish_task(store, "k", max_unexpected_retries=-1, unexpected_retry_delay_ms=0, concurrent_worker_cnt=2)
+    publish_task(store, "k", max_retries=-1, retry_delay=0, concurrent_worker_cnt=2)
     with Client(mongo_uri, database=database_name) as client, client.events().open() as happening:
         begin = happening.token
         wanted: list[Transition] = [("claimed", claim(store, "task:k", "w1"))]
@@ -222,7 +222,7 @@ def test_what_a_publish_cleaned_at_once_after_a_claim_is_not_claimed_again(
 def test_a_run_that_a_publish_moved_up_beyond_those_kept_is_not_claimed_again(
     mongo_uri: str, database_name: str, store: SyncStore
 ) -> None:
-    publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 1, unexpected_retry_delay_ms=0)
+    publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 1, retry_delay=0)
     for number in range(KEPT_RUNS):  # whatever is left out, successes of this round are not
         succeed(store, "task:k", claim(store, "task:k", f"w{number}"))
     fail(store, "task:k", claim(store, "task:k", "another"))
@@ -238,7 +238,7 @@ def test_run_that_a_publish_moved_up_behind_twenty_others_is_not_claimed_again(
     mongo_uri: str, database_name: str, store: SyncStore
 ) -> None:
     """Twenty stay before it, and failed_cnt what it was: but for the count the change says what a claim's would."""
-    publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 2, unexpected_retry_delay_ms=0)
+    publish_task(store, "k", concurrent_worker_cnt=KEPT_RUNS + 2, retry_delay=0)
     for number in range(KEPT_RUNS + 1):
         run_id = claim(store, "task:k", f"w{number}")
         if number:

@@ -103,7 +103,7 @@ def assert_printable(event: TaskEvent) -> None:
 def a_task(store: SyncStore, runs: int) -> None:
     """Let there be a task with so many runs, the last of which goes on."""
     store.tasks.delete_one({"_id": "task:k"})
-    publish_task(store, "k", max_unexpected_retries=-1, unexpected_retry_delay_ms=0)
+    publish_task(store, "k", max_retries=-1, retry_delay=0)
     for _ in range(runs - 1):
         fail(store, "task:k", claim(store, "task:k"))
     claim(store, "task:k")

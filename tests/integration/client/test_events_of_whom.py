@@ -151,7 +151,7 @@ def test_task_that_moved_to_another_queue_is_told_of_in_each_as_it_was_there(
 
 def test_what_was_opened_again_or_left_out_since_is_told_in_its_queue(client: AnyClient, store: SyncStore) -> None:
     begin = beginning(client)
-    publish_task(store, "k", queue="a", max_unexpected_retries=0)
+    publish_task(store, "k", queue="a", max_retries=0)
     runs = []
     for _ in range(2):
         runs.append(claim(store, "task:k", "w1"))

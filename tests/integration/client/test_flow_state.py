@@ -41,7 +41,7 @@ def store(mongo: Mongo, database_name: str) -> SyncStore:
 
 def published(client: AnyClient | Client, key: str = "f", *, fail_fast: bool = False) -> None:
     """Publish a → b → c, and a clean-up after b that runs also after failures."""
-    flow = Flow(key, max_unexpected_retries=0, fail_fast=fail_fast)
+    flow = Flow(key, max_retries=0, fail_fast=fail_fast)
     a = flow.add("a", NAME, {"secret": "x" * 1000})
     b = flow.add("b", NAME, after=[a])
     flow.add("c", NAME, after=[b])
@@ -322,7 +322,7 @@ def test_cancel_owns_the_ends_that_others_settled_meanwhile(
 
 
 def test_cancel_owns_a_step_that_fail_fast_has_asked_to_stop(store: SyncStore, reader: Client) -> None:
-    flow = Flow("f", fail_fast=True, max_unexpected_retries=0)
+    flow = Flow("f", fail_fast=True, max_retries=0)
     flow.add("a", NAME)
     flow.add("b", NAME)
     reader.publish_flow(flow)
@@ -421,7 +421,7 @@ def test_failed_clean_up_waits_again_for_the_dependency_that_is_retried_with_it(
     store: SyncStore, reader: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it does whoever settles the steps in between, and also where its own clean-up has failed, too."""
-    flow = Flow("f", max_unexpected_retries=0)
+    flow = Flow("f", max_retries=0)
     book = flow.add("book", NAME)
     flow.add("settle", NAME, after=[book], on_failed="run")
     flow.add("tell", NAME, after=["settle"], on_failed="run")

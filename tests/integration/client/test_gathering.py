@@ -155,7 +155,7 @@ def test_a_live_run_goes_on_and_the_task_runs_once_more(client: AnyClient, store
 
 @pytest.mark.parametrize("end", ["fail", "final", "hand back", "lapse", "lapse and claim", "many failures"])
 def test_whatever_leaves_no_live_run_begins_the_next_round(client: AnyClient, store: SyncStore, end: str) -> None:
-    again(client, 1, max_unexpected_retries=0 if end == "many failures" else 3)
+    again(client, 1, max_retries=0 if end == "many failures" else 3)
     run_id = claim(store, ID)
     again(client, 2, priority=7)
     if end in ("fail", "many failures", "final"):
@@ -307,7 +307,7 @@ def test_calls_are_collected_and_those_during_a_run_are_the_next_list(client: An
 
 
 def test_a_list_that_failed_is_tried_again_as_it_is(client: AnyClient, store: SyncStore) -> None:
-    collect(client, 0, unexpected_retry_delay_ms=0)
+    collect(client, 0, retry_delay=0)
     run_id = claim(store, ID)
     collect(client, 1)
     fail(store, ID, run_id)
@@ -378,7 +378,7 @@ def test_one_key_gathers_in_one_way(client: AnyClient, store: SyncStore) -> None
 
 def test_a_success_is_kept_for_the_window(client: AnyClient, store: SyncStore) -> None:
     def publish(number: int) -> tuple[bool, bool]:
-        published = client.publish("work", number, key="k", window=60, retain_success_ms=60_000)
+        published = client.publish("work", number, key="k", window=60, retain_success=60)
         return published.created, published.updated
 
     assert publish(1) == (True, False)
@@ -483,7 +483,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"collect": True, "delay": 1}, "drop delay"),
     ({"window": 5, "if_exists": "update"}, "drop if_exists"),
     ({"if_running": "again", "clean_failed": True}, "clean_failed"),
-    ({"window": 5, "retain_success_ms": 4999}, "retain_success_ms"),
+    ({"window": 5, "retain_success": 4.999}, "retain_success is shorter than window"),
 ]
 
 

@@ -46,7 +46,7 @@ class Receipt:
     cents: int
 
 
-@app.task(queue="mail", max_unexpected_retries=0)
+@app.task(queue="mail", max_retries=0)
 async def send_email(context: Context, to: str, subject: str = "hi") -> str:
     return f"{subject} to {to}"
 

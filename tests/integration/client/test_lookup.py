@@ -138,7 +138,7 @@ def test_update_replaces_the_lookups_and_keep_leaves_them(client: AnyClient) -> 
 
 
 def test_lookups_stay_while_a_task_runs_and_is_run_again(client: AnyClient, store: SyncStore) -> None:
-    client.publish("a", key="k", lookup={"user_id": 7}, max_unexpected_retries=0)
+    client.publish("a", key="k", lookup={"user_id": 7}, max_retries=0)
     fail(store, "a:k", claim(store, "a:k"))
     client.retry("a", "k")
     succeed(store, "a:k", claim(store, "a:k"), 1)
@@ -299,7 +299,7 @@ def test_find_without_the_index_says_what_to_do(client: AnyClient, store: SyncSt
 def done(client: AnyClient, store: SyncStore) -> str:
     """Give a task that failed, then succeeded."""
     client.publish("a", {"user_id": 7, "big": "x" * 1000, "items": [{"n": 1}, {"n": 2}]}, key="k", lookup={"u": 7},
-                   unexpected_retry_delay_ms=0)  # fmt: skip
+                   retry_delay=0)  # fmt: skip
     fail(store, "a:k", claim(store, "a:k"), "no luck")
     succeed(store, "a:k", claim(store, "a:k"), {"sum": 3})
     return "a:k"

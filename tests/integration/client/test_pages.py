@@ -39,7 +39,7 @@ def test_pages_go_on_with_cursors_through_tasks_of_one_instant(client: AnyClient
 
 def test_the_order_depends_on_the_statuses(client: AnyClient, store: SyncStore) -> None:
     for key in ("first", "second", "third"):
-        client.publish("a", key=key, max_unexpected_retries=0)
+        client.publish("a", key=key, max_retries=0)
     for key in ("third", "first"):
         run = claim(store, f"a:{key}")
         (fail if key == "first" else succeed)(store, f"a:{key}", run)

@@ -83,7 +83,7 @@ def test_start_is_estimated_by_what_the_queue_finished_lately(client: AnyClient,
 
 @pytest.mark.usefixtures("serving")
 def test_running_and_finished_tasks_have_no_place(client: AnyClient, store: SyncStore) -> None:
-    client.publish("a", key="k", max_unexpected_retries=0)
+    client.publish("a", key="k", max_retries=0)
     run_id = claim(store, "a:k")
     found = client.position("a", "k")
     assert (found.status, found.ahead, found.is_due, found.start_estimate) == (TaskStatus.RUNNING, None, False, None)

@@ -20,7 +20,7 @@ PARAMS: list[Any] = [None, 1, 1.5, "é", [1, {"a": None}], {"$x": 1, "b": [[]]},
 
 
 def failed(client: Any, store: SyncStore, params: Any = None, key: str = "k") -> Task:
-    client.publish("a", params, key=key, max_unexpected_retries=0)
+    client.publish("a", params, key=key, max_retries=0)
     fail(store, f"a:{key}", claim(store, f"a:{key}"), "no luck")
     found: Task = client.get("a", key)
     assert found.status == "FAIL"

@@ -23,13 +23,13 @@ def app() -> App:
     async def report(kind: str) -> str:
         return f"{kind} reported"
 
-    @made.task(unexpected_retry_delay_ms=60_000)
+    @made.task(retry_delay=60)
     def flaky(context: Context) -> int:
         if context.attempt < 3:
             raise ValueError("not yet")
         return context.attempt
 
-    @made.task(max_unexpected_retries=0)
+    @made.task(max_retries=0)
     async def forever() -> None:
         await asyncio.Event().wait()
 

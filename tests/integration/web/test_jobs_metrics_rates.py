@@ -60,7 +60,7 @@ async def test_metrics_tell_of_queues_and_are_no_tenant_s(server: Serving, store
     queue = 'a"b\\c'
     await server.client.publish("echo", key="1", queue=queue)
     await server.client.publish("echo", key="2", queue=queue, delay=timedelta(hours=1))
-    await server.client.publish("echo", key="3", max_unexpected_retries=0)
+    await server.client.publish("echo", key="3", max_retries=0)
     run_id = await asyncio.to_thread(claim, store, "echo:3")
     await asyncio.to_thread(fail, store, "echo:3", run_id, "no luck")
     answer = await server.ask("GET", "/metrics", token="read")

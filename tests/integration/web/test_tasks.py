@@ -311,6 +311,12 @@ async def test_states_that_do_not_allow_a_change_are_conflicts(server: Serving) 
         assert answer.json()["task_status"] == "INIT"
     answer = await server.ask("PATCH", "/v1/tasks/echo/a", json={"options": {"priorty": 1}})
     assert (answer.status_code, answer.json()["nearest"]) == (422, "priority")
+    answer = await server.ask("PATCH", "/v1/tasks/echo/a", json={"options": {"run_timeout": 5}})
+    assert (answer.status_code, answer.json()["nearest"]) == (422, "run_timeout_ms")
+    for method, path in (("PATCH", "/v1/tasks/echo/a"), ("PUT", "/v1/tasks/echo/b")):
+        answer = await server.ask(method, path, json={"options": {"worker_timeout_ms": 20_000}})
+        assert answer.status_code == 422
+        assert "worker_timeout_ms (20000) must exceed ping_interval_ms (30000)" in answer.json()["detail"]
     for options in ({}, {"session": 1}, {"key": "x"}, {"priority": "high"}):
         assert (await server.ask("PATCH", "/v1/tasks/echo/a", json={"options": options})).status_code == 422
         if options:

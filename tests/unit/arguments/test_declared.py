@@ -14,12 +14,12 @@ from mtask.cli.commands import app
 from mtask.cli.values import flag_of
 from mtask.errors import UnknownOption
 from mtask.features.bulk.rest import BulkFilter
-from mtask.kernel.document.options import OPTION_NAMES
+from mtask.kernel.document.options import STORED_NAMES
 from mtask.says import hints_of
 from mtask.web.models.publishing import PutTask
 
 #: Arguments that bodies have under another name, or take from the address.
-_NOT_IN_BODIES = {"key", *OPTION_NAMES}
+_NOT_IN_BODIES = {"key", *STORED_NAMES}
 
 
 @pytest.mark.parametrize(("command", "declared"), [("publish", PublishArguments), ("find", PageCriteria)])

@@ -12,7 +12,7 @@ from mtask.cli.commands import app
 from mtask.cli.failures import EXIT_CODES
 from mtask.cli.main import run
 from mtask.cli.values import flag_of
-from mtask.kernel.document.options import OPTION_NAMES
+from mtask.kernel.document.options import STORED_NAMES
 
 COMMANDS = (
     "publish",
@@ -66,7 +66,7 @@ def test_every_command_takes_the_shared_flags(path: str) -> None:
 @pytest.mark.parametrize("path", ["mtask publish", "mtask update"])
 def test_every_task_option_has_a_flag(path: str) -> None:
     flags = {flag for parameter in ALL[path].params for flag in parameter.opts}
-    assert {flag_of(name) for name in OPTION_NAMES} <= flags
+    assert {flag_of(name) for name in STORED_NAMES} <= flags
 
 
 def test_mtask_alone_prints_help_with_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

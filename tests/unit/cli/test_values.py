@@ -59,26 +59,26 @@ def test_instants_need_a_time_zone() -> None:
 
 
 def test_options_are_read_as_json_or_text() -> None:
-    pairs = ["priority=5", "retry_scope=worker", "specific_worker_ids=a, b", "run_timeout_ms=90s", "retry_backoff=1.5"]
+    pairs = ["priority=5", "retry_scope=worker", "specific_worker_ids=a, b", "run_timeout=90s", "retry_backoff=1.5"]
     assert values.options_from_pairs(pairs) == {
         "priority": 5,
         "retry_scope": "worker",
         "specific_worker_ids": ["a", "b"],
-        "run_timeout_ms": timedelta(seconds=90),
+        "run_timeout": timedelta(seconds=90),
         "retry_backoff": 1.5,
     }
     assert values.options_from_pairs(['specific_worker_ids=["x"]']) == {"specific_worker_ids": ["x"]}
     assert values.options_from_pairs(["specific_worker_ids="]) == {"specific_worker_ids": []}
 
 
-def test_a_bare_number_is_milliseconds_in_option_and_seconds_in_the_flag() -> None:
-    assert values.option_value("run_timeout_ms", "1500") == 1500
-    assert values.option_from_flag("run_timeout_ms", "1500") == timedelta(seconds=1500)
+def test_a_bare_number_is_seconds() -> None:
+    assert values.option_value("run_timeout", "1500") == 1500
+    assert values.option_from_flag("run_timeout", "1500") == timedelta(seconds=1500)
 
 
 def test_none_lifts_a_limit() -> None:
-    assert values.option_value("run_timeout_ms", "none") is None
-    assert values.option_from_flag("retain_fail_ms", "null") is None
+    assert values.option_value("run_timeout", "none") is None
+    assert values.option_from_flag("retain_fail", "null") is None
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_an_option_without_name_or_value_is_refused(pair: str) -> None:
 
 
 def test_a_duration_option_that_is_none_names_the_option() -> None:
-    with pytest.raises(InvalidOption, match="run_timeout_ms"):
-        values.option_value("run_timeout_ms", "soon")
+    with pytest.raises(InvalidOption, match="run_timeout"):
+        values.option_value("run_timeout", "soon")
 
 
 def test_params_are_extended_json() -> None:

@@ -12,7 +12,7 @@ from mtask.doctor.backlog import DueGroup, due_tasks
 from mtask.doctor.explain import waits_for
 from mtask.errors import AccessDenied, DatabaseUnavailable
 from mtask.features.controls.rules import Control
-from mtask.kernel.document.options import build_option
+from mtask.kernel.document.options import option_of
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver import roles as rights
 from mtask.kernel.driver.operation import Operation
@@ -38,7 +38,7 @@ def run(worker_id: str, status: str, **other: Any) -> dict[str, Any]:
 
 def task(*runs: dict[str, Any], status: str = "INIT", state: dict[str, Any] | None = None, **options: Any) -> Task:
     made = {"status": status, "create_time": after(-60)} | (state or {})
-    option = build_option(options).model_dump()
+    option = option_of({}, options).model_dump()
     return Task.model_validate(build.task("a:b", *runs, time=NOW, option=option, state=made))
 
 
@@ -116,7 +116,7 @@ def test_a_lapsed_run_waits_to_be_preempted() -> None:
 
 def test_a_used_up_limit_waits_to_be_settled() -> None:
     lapsed = run("w1", "RUNNING", ping_expire_time=after(-1))
-    assert codes(task(lapsed, status="RUNNING", max_unexpected_retries=0), worker()) == ["to_be_settled"]
+    assert codes(task(lapsed, status="RUNNING", max_retries=0), worker()) == ["to_be_settled"]
 
 
 def test_a_task_that_could_be_taken_is_due_and_later_conspicuous() -> None:

@@ -63,13 +63,13 @@ def told(store: SyncStore) -> list[tuple[str, str, int]]:
 
 
 def settle_lapsed(store: SyncStore, client: Client) -> None:
-    client.publish("task", key="k", callback=TO, max_unexpected_retries=0)
+    client.publish("task", key="k", callback=TO, max_retries=0)
     lapse(store, "task:k")
     store.run(claims.settle(["task:k"]))
 
 
 def claim_lapsed(store: SyncStore, client: Client) -> None:
-    client.publish("task", key="k", callback=TO, max_unexpected_retries=0)
+    client.publish("task", key="k", callback=TO, max_retries=0)
     lapse(store, "task:k")
     store.run(claims.claim(["task:k"], "another", "token"))
 
@@ -80,7 +80,7 @@ def fail_finally(store: SyncStore, client: Client) -> None:
 
 
 def fail_by_limit(store: SyncStore, client: Client) -> None:
-    client.publish("task", key="k", callback=TO, max_unexpected_retries=1, unexpected_retry_delay_ms=0)
+    client.publish("task", key="k", callback=TO, max_retries=1, retry_delay=0)
     end(store, "task:k", RunStatus.FAIL, reason="no")
     assert owed(store, "task:k") == []
     end(store, "task:k", RunStatus.FAIL, reason="no")
@@ -331,7 +331,7 @@ def test_only_the_newest_ends_are_kept_while_nobody_tells_them(store: SyncStore,
 
 @pytest.mark.parametrize("status", [RunStatus.SUCCESS, RunStatus.FAIL])
 def test_retention_begins_when_the_end_is_told(status: Any, store: SyncStore, client: Client) -> None:
-    client.publish("task", key="k", callback=TO, retain_success_ms=1000, retain_fail_ms=1000)
+    client.publish("task", key="k", callback=TO, retain_success=1, retain_fail=1)
     end(store, "task:k", status, final=status == RunStatus.FAIL)
     assert "expire_time" not in (store.tasks.find_one({"_id": "task:k"}) or {})
     store.run(callbacks.settle_all(["task:k"]))
@@ -340,7 +340,7 @@ def test_retention_begins_when_the_end_is_told(status: Any, store: SyncStore, cl
 
 
 def test_a_task_that_was_opened_again_before_its_end_was_told_does_not_expire(store: SyncStore, client: Client) -> None:
-    client.publish("task", key="k", callback=TO, retain_success_ms=1000)
+    client.publish("task", key="k", callback=TO, retain_success=1)
     end(store, "task:k")
     store.run(queries.run_again("task:k", everything=True))
     store.run(callbacks.settle_all(["task:k"]))
@@ -359,7 +359,7 @@ def test_neither_a_purge_nor_the_keep_of_a_queue_removes_a_task_whose_end_is_to_
 
 
 def test_the_retention_of_a_flow_waits_for_its_callbacks(store: SyncStore, client: Client) -> None:
-    flow = Flow("f", retain_success_ms=1000)
+    flow = Flow("f", retain_success=1)
     flow.add("k", "task", callback=TO)
     client.publish_flow(flow)
     end(store, "task:f/k")
@@ -407,7 +407,7 @@ def test_a_delivery_is_tried_again_only_with_its_own_params(store: SyncStore, cl
 
 
 def test_a_task_with_a_next_one_expires_only_when_both_are_published(store: SyncStore, client: Client) -> None:
-    client.publish("task", key="k", callback=TO, retain_success_ms=1000)
+    client.publish("task", key="k", callback=TO, retain_success=1)
     end(store, "task:k")
     store.tasks.update_one({"_id": "task:k"}, [{"$set": {"owed_since": "$$NOW"}}])
     store.run(callbacks.settle_all(["task:k"]))

@@ -176,7 +176,7 @@ async def test_what_is_resumed_is_claimed_within_100_ms(
 async def test_what_runs_goes_on_and_its_retry_waits(working: Working, client: Client) -> None:
     app, gate = App(), asyncio.Event()
 
-    @app.task(unexpected_retry_delay_ms=0)
+    @app.task(retry_delay=0)
     async def work(fails: bool) -> None:
         await gate.wait()
         if fails and client.get("work", "b").task_state.failed_cnt == 0:
@@ -184,7 +184,7 @@ async def test_what_runs_goes_on_and_its_retry_waits(working: Working, client: C
 
     async with working(app) as bench:
         await bench.client.publish("work", {"fails": False}, key="a")
-        await bench.client.publish("work", {"fails": True}, key="b", unexpected_retry_delay_ms=0)
+        await bench.client.publish("work", {"fails": True}, key="b", retry_delay=0)
         await until(lambda: bench.count("RUNNING") == 2, message="both run")
         await asyncio.to_thread(client.pause, name="work")
         gate.set()

@@ -117,7 +117,7 @@ async def test_nothing_of_a_task_is_readable_in_the_database(mongo_uri: str, dat
         await events.open()
         for name in ("echo", "echo_in_thread", "boom", "give_up", "later", "exactly_once", "goes_on"):
             params, lookup = {"text": f"{MARKER} {name}"}, {"what": f"{MARKER}-l"}
-            await client.publish(name, params, key="k", queue=QUEUE, lookup=lookup, max_unexpected_retries=0)
+            await client.publish(name, params, key="k", queue=QUEUE, lookup=lookup, max_retries=0)
         flow = Flow("f", queue=QUEUE)
         first = flow.add("parent", "parent", {"text": MARKER})
         flow.add("last", "gather_results", after=[first])
@@ -313,7 +313,7 @@ async def test_what_is_put_readable_beside_a_run_is_refused(mongo_uri: str, data
     async with secret_bench(mongo_uri, database_name, mongo, app, logs=LogOptions(keep=5)) as (bench, client):
         flow = Flow("f", queue=QUEUE)
         first = flow.add("echo", "echo", {"text": "x"})
-        flow.add("last", "last", after=[first], max_unexpected_retries=0)
+        flow.add("last", "last", after=[first], max_retries=0)
         await client.publish_flow(flow)
         await begun.wait()
         forged = {"task_state.worker_states.0.returns": "forged"}

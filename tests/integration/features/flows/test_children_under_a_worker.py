@@ -107,7 +107,7 @@ async def test_children_of_a_failed_try_stay_and_the_next_try_finds_them(working
 
     async with working(app) as bench:
         flow = Flow("f")
-        flow.add("p", "work", after=[flow.add("d", "fragile", unexpected_retry_delay_ms=0)])
+        flow.add("p", "work", after=[flow.add("d", "fragile", retry_delay=0)])
         await bench.client.publish_flow(flow)
         await ended(bench)
         assert statuses(bench) == {"d": "SUCCESS", "c": "SUCCESS", "p": "SUCCESS"}
@@ -226,9 +226,9 @@ async def test_what_cannot_be_a_child_is_refused_before_anything_is_written(work
         taken = flow.add("taken", "work")
         for case in cases:
             flow.add(case, "wrong", {"case": case}, after=[taken])
-        flow.add("t", "in-transaction", max_unexpected_retries=0)
+        flow.add("t", "in-transaction", max_retries=0)
         await bench.client.publish_flow(flow)
-        await bench.client.publish("alone", key="k", max_unexpected_retries=0)
+        await bench.client.publish("alone", key="k", max_retries=0)
         await ended(bench)
         assert set(steps(bench)) == {"taken", "t", *cases}
         state = await bench.status("alone:k", "FAIL")
@@ -248,7 +248,7 @@ async def test_what_cannot_be_a_child_is_refused_before_anything_is_written(work
 def test_children_of_children_end_at_a_depth(mongo_uri: str) -> None:
     app = App()
 
-    @app.task(name="deeper", max_unexpected_retries=0)
+    @app.task(name="deeper", max_retries=0)
     async def deeper(context: Context, level: int) -> None:
         await context.add_child(f"level-{level + 1}", deeper, {"level": level + 1})
 

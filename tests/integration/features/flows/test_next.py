@@ -35,7 +35,7 @@ def make_app(seen: dict[str, Any] | None = None) -> App:
     async def first(user: int) -> Next:
         return Next("second", {"n": user + 1}, returns={"from": "first"}, priority_diff=2, lookup={"stage": "second"})
 
-    @app.task(name="second", queue="b", max_unexpected_retries=7)
+    @app.task(name="second", queue="b", max_retries=7)
     async def second(context: Context, n: int) -> Next:
         seen["second"] = await context.results()
         return Next(third, n + 1, returns="of second", priority_diff=-1)
@@ -141,7 +141,7 @@ async def test_what_a_worker_that_died_after_its_finish_owes_is_published_by_ano
         parts.settlers[0].submit = lambda task_id: None  # type: ignore[method-assign]
         upkeeps, parts.scans.upkeeps = parts.scans.upkeeps, ()
         await bench.client.keep("a", success=0)
-        await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success_ms=0)
+        await bench.client.publish("first", {"user": 1}, key="k", queue="a", retain_success=0)
         await bench.status("first:k", "SUCCESS")
         assert "expire_time" not in the(bench, "first:k")
         assert await bench.client.purge(name="first") == 0
@@ -170,7 +170,7 @@ async def test_the_outbox_gap_of_a_flow(working: Working) -> None:
                 submit(task_id)
 
         bench.worker.parts.settlers[0].submit = die_once  # type: ignore[method-assign]
-        flow = Flow("f", retain_success_ms=0)
+        flow = Flow("f", retain_success=0)
         after = [flow.add("d1", "first", {"user": 1}, queue="a"), flow.add("d2", "d2")]
         flow.add("p", "work", after=after)
         await bench.client.publish_flow(flow)
@@ -238,7 +238,7 @@ async def test_in_a_transaction_the_result_and_the_next_task_are_in_the_commit(
         committed.append(mongo[database_name]["tasks"].find_one({"name": kind}) or {})
 
     async with working(app) as bench:
-        await bench.client.publish(kind, key="k", unexpected_retry_delay_ms=0)
+        await bench.client.publish(kind, key="k", retry_delay=0)
         await succeeded(bench, f"work:@{kind}:k/next-1")
         await ended(bench)
         assert await bench.client.result(kind, "k") == "paid"

@@ -63,9 +63,9 @@ async def test_no_call_is_lost_or_doubled_by_elections(replica_set: ReplicaSet, 
         while not is_over.is_set():
             begun = time.monotonic()
             params = {"number": number}
-            await publish(client, f"i{number}", index, params, if_running="again", max_unexpected_retries=-1)
+            await publish(client, f"i{number}", index, params, if_running="again", max_retries=-1)
             called[number] = (begun, time.monotonic())
-            retried = {"max_unexpected_retries": -1, "unexpected_retry_delay_ms": 100}
+            retried = {"max_retries": -1, "retry_delay": 0.1}
             await publish(client, f"d{number}", digest, number, collect=True, **retried)
             number += 3
             await asyncio.sleep(0.02)

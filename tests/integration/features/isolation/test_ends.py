@@ -15,7 +15,7 @@ from mtask.kernel.worker.running.run import EndReason
 from tests.integration.features.isolation.bench import Isolated, Isolating, is_alive
 from tests.mongo import PATIENCE, until
 
-ONCE = {"max_unexpected_retries": 0}
+ONCE = {"max_retries": 0}
 _PR_SET_CHILD_SUBREAPER = 36
 STUCK = ["never looks", "ignores SIGTERM", "forks", "spins in C"]
 
@@ -51,7 +51,7 @@ async def test_a_handler_that_dies_fails_at_once_with_the_cause_and_others_go_on
         here = await it.publish("hold_here", "here", folder)
         for name, how, cause in DEATHS:
             # Its lease is an hour long: nobody waits it out.
-            task_id = await it.publish(name, how, {**folder, "how": how}, **ONCE, worker_timeout_ms=3_600_000)
+            task_id = await it.publish(name, how, {**folder, "how": how}, **ONCE, worker_timeout=3600)
             dead = await it.started(task_id)
             run = await it.ended(task_id, "FAIL")
             assert run["fail_reason"] == cause
@@ -83,7 +83,7 @@ async def test_a_worker_that_is_the_first_process_of_a_container_reaps_what_its_
 async def test_deaths_count_as_the_failures_of_a_handler_do(isolating: Isolating, tmp_path: Path) -> None:
     async with isolating(count=1) as it:
         folder = {"folder": str(tmp_path), "how": "exit"}
-        again = {"max_unexpected_retries": 1, "unexpected_retry_delay_ms": 0}
+        again = {"max_retries": 1, "retry_delay": 0}
         await it.ended(await it.publish("die", "1", folder, **again), "FAIL")
         assert [run["status"] for run in it.bench.state("die:1")["worker_states"]] == ["FAIL", "FAIL"]
         task_id = await it.publish("die_for_good", "1", **again)
@@ -99,7 +99,7 @@ async def test_a_run_timeout_ends_a_handler_that_cannot_be_asked(
 ) -> None:
     async with isolating(count=1) as it:
         params = {"folder": str(tmp_path), "how": how}
-        task_id = await it.publish("stuck", "1", params, run_timeout_ms=500, **ONCE)
+        task_id = await it.publish("stuck", "1", params, run_timeout=0.5, **ONCE)
         pid = await it.started(task_id)
         children = await children_of(it, task_id) if how == "forks" else []
         run = await it.ended(task_id, "FAIL")

@@ -12,7 +12,7 @@ from tests.integration.features.isolation import isolated
 from tests.integration.features.isolation.bench import Isolated, Isolating, is_alive
 from tests.mongo import PATIENCE, until
 
-ONCE = {"max_unexpected_retries": 0}
+ONCE = {"max_retries": 0}
 
 
 async def ended(it: Isolated, task_id: str) -> str:
@@ -136,7 +136,7 @@ async def test_an_executor_that_cannot_be_started_for_want_of_threads_is_tried_a
             raise RuntimeError("can't start new thread")
 
         it.executors._spawner.submit = refuse  # type: ignore[method-assign, assignment]
-        task_id = await it.publish("echo", "1", max_unexpected_retries=50, unexpected_retry_delay_ms=100)
+        task_id = await it.publish("echo", "1", max_retries=50, retry_delay=0.1)
         failed = {"task_state.failed_cnt": {"$gt": 0}}
         await until(lambda: it.bench.tasks.count_documents(failed), message="a failure")
         reason = it.bench.state(task_id)["worker_states"][0]["fail_reason"]

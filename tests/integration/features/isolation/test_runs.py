@@ -77,7 +77,7 @@ async def test_what_a_handler_raises_means_the_same_and_its_executor_goes_on(iso
     async with isolating(count=1) as it:
         before = (await it.ended(await it.publish("echo", "before"), "SUCCESS"))["returns"]["pid"]
         for kind, (status, run) in RAISED.items():
-            task_id = await it.publish("raises", kind, {"kind": kind}, max_unexpected_retries=0)
+            task_id = await it.publish("raises", kind, {"kind": kind}, max_retries=0)
             if kind == "retry":
                 await until(lambda: it.bench.state("raises:retry")["worker_states"], message="claimed")
                 await until(
@@ -94,7 +94,7 @@ async def test_what_a_handler_raises_means_the_same_and_its_executor_goes_on(iso
         await it.exists("echo:@raises:goes on/next-1")
         await it.bench.status("echo:@raises:goes on/next-1", "SUCCESS")
         for kind, (_, status, reason) in ENDS.items():  # what raises when its executor reads it
-            task_id = await it.publish("raises", kind, {"kind": kind}, max_unexpected_retries=0)
+            task_id = await it.publish("raises", kind, {"kind": kind}, max_retries=0)
 
             def closed(task_id: str = task_id, status: str = status) -> list[dict[str, Any]]:
                 return [one for one in it.bench.state(task_id)["worker_states"] if one["status"] == status]
@@ -122,7 +122,7 @@ async def test_progress_is_told_while_the_handler_goes_on(isolating: Isolating, 
 
 async def test_an_executor_knows_that_its_lease_was_extended(isolating: Isolating, tmp_path: Path) -> None:
     async with isolating(count=1) as it:
-        lease: dict[str, Any] = {"ping_interval_ms": 300, "worker_timeout_ms": 5_000}
+        lease: dict[str, Any] = {"ping_interval": 0.3, "worker_timeout": 5}
         task_id = await it.publish("sees", "1", {"folder": str(tmp_path)}, **lease)
         await it.started(task_id)
         begun = await it.bench.client.server_time()
@@ -221,7 +221,7 @@ async def test_runs_fail_with_the_cause_if_no_executor_can_start(
         # The hooks of the worker's own process have run by now.
         await it.ended(await it.publish("here", "1"), "SUCCESS")
         monkeypatch.setenv(isolated.BROKEN_VARIABLE, "yes")
-        task_id = await it.publish("echo", "1", max_unexpected_retries=0)
+        task_id = await it.publish("echo", "1", max_retries=0)
         run = await it.ended(task_id, "FAIL")
         assert "executor could not start" in run["fail_reason"]
         assert "no pool today" in run["fail_reason"]

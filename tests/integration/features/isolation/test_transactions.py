@@ -12,7 +12,7 @@ from tests.integration.features.isolation.bench import Isolated, Isolating
 from tests.mongo import until
 
 NAMES = ("commit", "commit_async")
-ONCE = {"max_unexpected_retries": 0}
+ONCE = {"max_retries": 0}
 
 
 def effects(it: Isolated, task_id: str) -> int:
@@ -44,7 +44,7 @@ def _last(it: Isolated, task_id: str) -> dict[str, Any]:
 async def test_a_death_inside_rolls_back_at_once_and_counts(isolating: Isolating) -> None:
     async with isolating(count=1) as it:
         for name in NAMES:
-            task_id = await it.publish(name, "1", params(it, "die inside"), **ONCE, worker_timeout_ms=3_600_000)
+            task_id = await it.publish(name, "1", params(it, "die inside"), **ONCE, worker_timeout=3600)
             run = await it.ended(task_id, "FAIL")
             assert run["fail_reason"].startswith("executor killed by SIGKILL")
             assert effects(it, task_id) == 0
@@ -94,7 +94,7 @@ async def test_pings_pause_while_the_transaction_is_open_and_go_on_with_the_next
     isolating: Isolating, tmp_path: Path
 ) -> None:
     async with isolating(count=1) as it:
-        lease = {"ping_interval_ms": 200, "worker_timeout_ms": 60_000}
+        lease = {"ping_interval": 0.2, "worker_timeout": 60}
         task_id = await it.publish("commit", "1", params(it, "wait inside"), **lease)
         await it.started(task_id)
         held = it.bench.worker.parts.scope.ledger.held_run(task_id)

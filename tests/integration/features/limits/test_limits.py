@@ -256,7 +256,7 @@ async def test_however_a_run_ends_its_permit_is_given_back(working: Working, cli
     app, stays = App(), asyncio.Event()
     client.limit("default", concurrency=1)
 
-    @app.task(max_unexpected_retries=0)
+    @app.task(max_retries=0)
     async def work(context: Context, how: str) -> None:
         if how == "raise":
             raise ValueError("broken")
@@ -302,7 +302,7 @@ async def test_a_permit_of_a_worker_that_has_died_is_free_when_its_lease_has_lap
 ) -> None:
     gauge = Gauge()
     client.limit("default", concurrency=1)
-    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
+    lease = {"ping_interval": 0.5, "worker_timeout": 1.5}
     client.publish("work", key="of the dead", **lease)  # type: ignore[call-overload]
     store.run(setup.ensure(setup.EVERY))
     store.run(permits.take([PermitRequest(QUEUE, Limit(concurrency=1), [Wanted("work:of the dead")])], "w", "token"))
@@ -344,7 +344,7 @@ async def test_permit_of_a_run_that_a_ping_revives_amid_its_rescue_is_not_return
     """A first read may be older than the ping, right after an election for example. The close then finds a live run."""
     gauge = Gauge(is_open=False)
     client.limit("default", concurrency=2)
-    lease = {"ping_interval_ms": 500, "worker_timeout_ms": 1_500}
+    lease = {"ping_interval": 0.5, "worker_timeout": 1.5}
     ids = ["work:lives on", "work:of the dead"]
     for task_id in ids:
         client.publish("work", key=task_id.partition(":")[2], **lease)  # type: ignore[call-overload]

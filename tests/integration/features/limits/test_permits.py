@@ -197,8 +197,8 @@ def test_a_permit_whose_claim_never_came_is_given_back_after_a_while(store: Sync
 
 def test_the_look_says_when_the_next_lease_lapses(store: SyncStore) -> None:
     take(store, Limit(concurrency=2), ["task:a", "task:b"], "1")
-    publish(store, "a", worker_timeout_ms=60_000)
-    publish(store, "b", worker_timeout_ms=90_000)
+    publish(store, "a", worker_timeout=60)
+    publish(store, "b", worker_timeout=90)
     assert store.run(permits.reclaim([QUEUE], "w")).next_lapse is None
     store.run(claims.claim(["task:a", "task:b"], "w", "1"))
     lapse = store.run(permits.reclaim([QUEUE], "w")).next_lapse

@@ -83,7 +83,7 @@ async def test_the_last_lines_of_coroutines_threads_and_failures_are_kept_each_w
     async def silent() -> None: ...
 
     async with working(app, logs=KEEP) as bench:
-        await bench.client.publish(count, {"to": 9}, key="a", unexpected_retry_delay_ms=0)
+        await bench.client.publish(count, {"to": 9}, key="a", retry_delay=0)
         await bench.client.publish(count, {"to": 2}, key="b")
         await bench.client.publish(threaded, {"to": 3}, key="c")
         await bench.client.publish(silent, key="d")
@@ -194,7 +194,7 @@ async def test_lines_of_executors_are_kept_also_those_before_a_kill(
         await bench.client.publish("apart", key="1")
         [kept] = await logs(bench, "apart", "1")
         assert messages(kept) == ["apart, attempt 1"]
-        await bench.client.publish("chatter", {"lines": 30, "folder": str(tmp_path)}, key="2", ping_interval_ms=100)
+        await bench.client.publish("chatter", {"lines": 30, "folder": str(tmp_path)}, key="2", ping_interval=0.1)
         kept = await until(lambda: last_lines(bench), message="lines of the handler that goes on")
         assert messages(kept) == [f"line {number}" for number in range(25, 30)]
         assert (kept.first, kept.is_over) == (25, False)

@@ -21,7 +21,7 @@ from tests.integration import stores
 from tests.integration.worker_harness import Bench, Working, between
 from tests.mongo import Client, until
 
-AT_ONCE: TaskOptions = {"unexpected_retry_delay_ms": 0}
+AT_ONCE: TaskOptions = {"retry_delay": 0}
 app = App()
 
 
@@ -92,7 +92,7 @@ async def test_each_run_of_a_known_load_counts_once_with_its_outcome(working: Wo
         await publish("hopeless", key="k")
         await publish("again", key="k")
         await publish("booked", key="k")
-        await publish("endless", key="late", run_timeout_ms=50, max_unexpected_retries=0)
+        await publish("endless", key="late", run_timeout=0.05, max_retries=0)
         await publish("endless", key="canceled")
         await until(lambda: len(bench.worker.parts.scope.ledger.running) >= 1)
         await bench.status("endless:canceled", "RUNNING")
@@ -151,7 +151,7 @@ async def test_a_lapsed_run_counts_once_at_the_worker_that_closes_it(
     async with working(lapsing, worker_id="w1") as bench, working(lapsing, worker_id="w2") as other:
         with bench.backed_up(), other.backed_up():
             for number in range(5):
-                stores.publish(store, str(number), max_unexpected_retries=retries, unexpected_retry_delay_ms=0)
+                stores.publish(store, str(number), max_retries=retries, retry_delay=0)
             assert len(stores.claim(store, "dead", *map(str, range(5)))) == 5
             for number in range(5):
                 stores.lapse(store, str(number))

@@ -17,17 +17,17 @@ from mtask.kernel.driver.stores import SyncStore
 OPTIONS: dict[str, Any] = {
     "priority": 7,
     "concurrent_worker_cnt": 2,
-    "ping_interval_ms": 5_000,
-    "worker_timeout_ms": timedelta(minutes=3),
+    "ping_interval": 5,
+    "worker_timeout": timedelta(minutes=3),
     "specific_worker_ids": ["a", "b"],
-    "max_unexpected_retries": 9,
-    "unexpected_retry_delay_ms": timedelta(seconds=1.5),
+    "max_retries": 9,
+    "retry_delay": timedelta(seconds=1.5),
     "retry_backoff": 2.5,
-    "retry_max_delay_ms": 60_000,
+    "retry_max_delay": 60,
     "retry_scope": "worker",
-    "run_timeout_ms": timedelta(hours=1),
-    "retain_success_ms": 1_000,
-    "retain_fail_ms": None,
+    "run_timeout": timedelta(hours=1),
+    "retain_success": 1,
+    "retain_fail": None,
     "limit_key": "acme",
 }
 NAMES = list(OPTIONS)
@@ -97,7 +97,7 @@ def first_version() -> App:
     """Return the app as it was deployed first."""
     app = App(version="1.0")
 
-    @app.task(queue="mail", max_unexpected_retries=1)
+    @app.task(queue="mail", max_retries=1)
     async def send(to: str) -> str:
         return to
 
@@ -108,7 +108,7 @@ def second_version() -> App:
     """Return the app of the next deploy: the handler takes one more parameter, and its tasks have another queue."""
     app = App(version="2.0")
 
-    @app.task(queue="post", max_unexpected_retries=2)
+    @app.task(queue="post", max_retries=2)
     async def send(to: str, subject: str) -> str:
         return f"{to} {subject}"
 

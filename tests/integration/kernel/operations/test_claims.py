@@ -40,7 +40,7 @@ def finish(store: SyncStore, *outcomes: Outcome, is_simple: bool = False) -> set
 
 
 def test_a_claim_returns_the_whole_task_with_the_run_in_it(store: SyncStore) -> None:
-    publish(store, "k", {"a": 1}, worker_timeout_ms=90_000)
+    publish(store, "k", {"a": 1}, worker_timeout=90)
     taken = store.run(claims.claim(["task:k"], "w", "token"))
     run = claims.run_of(taken[0], "token-0")
     assert run is not None
@@ -107,7 +107,7 @@ def test_group_taken_for_simple_is_claimed_and_finished_whole_whatever_is_in_it(
     publish(store, "also simple")
     publish(store, "wants two", concurrent_worker_cnt=2)
     publish(store, "names one", specific_worker_ids=["w"])
-    publish(store, "failed", unexpected_retry_delay_ms=0)
+    publish(store, "failed", retry_delay=0)
     publish(store, "of another", specific_worker_ids=["other"])
     publish(store, "later", start=timedelta(hours=1))
     claim(store, "w", "failed", token="first")
@@ -195,7 +195,7 @@ def test_a_lapsed_run_is_marked_by_whoever_preempts_and_counts(store: SyncStore)
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_a_task_that_kills_every_worker_ends_as_fail_at_the_limit(store: SyncStore, limit: int) -> None:
-    publish(store, "k", max_unexpected_retries=limit)
+    publish(store, "k", max_retries=limit)
     for number in range(limit + 1):
         assert claim(store, f"w{number}", "k") == ["k"]
         lapse(store, "k")
@@ -207,7 +207,7 @@ def test_a_task_that_kills_every_worker_ends_as_fail_at_the_limit(store: SyncSto
 
 
 def test_a_lapsed_run_at_the_limit_is_settled_where_nobody_may_take_the_task(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0, specific_worker_ids=["gone"])
+    publish(store, "k", max_retries=0, specific_worker_ids=["gone"])
     publish(store, "live")
     claim(store, "gone", "k")
     claim(store, "w", "live")
@@ -219,7 +219,7 @@ def test_a_lapsed_run_at_the_limit_is_settled_where_nobody_may_take_the_task(sto
 
 
 def test_a_failure_waits_for_its_delay_and_then_is_tried_again(store: SyncStore) -> None:
-    publish(store, "k", unexpected_retry_delay_ms=60_000)
+    publish(store, "k", retry_delay=60)
     claim(store, "w", "k")
     finish(store, outcome(store, "k", FAIL, reason="broken"))
     task = parsed(store, "k")
@@ -233,7 +233,7 @@ def test_a_failure_waits_for_its_delay_and_then_is_tried_again(store: SyncStore)
 
 
 def test_each_workers_own_failures_set_its_delay_where_the_limit_is_each_workers_own(store: SyncStore) -> None:
-    publish(store, "k", retry_scope="worker", retry_backoff=2, unexpected_retry_delay_ms=1000, max_unexpected_retries=9)
+    publish(store, "k", retry_scope="worker", retry_backoff=2, retry_delay=1, max_retries=9)
     for number in range(3):
         claim(store, "w1", "k", token=f"first-{number}")
         finish(store, outcome(store, "k", FAIL, "w1"))
@@ -246,7 +246,7 @@ def test_each_workers_own_failures_set_its_delay_where_the_limit_is_each_workers
 
 
 def test_a_worker_that_used_up_its_own_limit_is_not_shown_the_task_again(store: SyncStore) -> None:
-    publish(store, "k", retry_scope="worker", max_unexpected_retries=0, unexpected_retry_delay_ms=0)
+    publish(store, "k", retry_scope="worker", max_retries=0, retry_delay=0)
     claim(store, "w1", "k")
     finish(store, outcome(store, "k", FAIL, "w1"))
 
@@ -260,7 +260,7 @@ def test_a_worker_that_used_up_its_own_limit_is_not_shown_the_task_again(store: 
 
 
 def test_a_final_failure_ends_the_task_at_once(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=-1)
+    publish(store, "k", max_retries=-1)
     claim(store, "w", "k")
     finish(store, outcome(store, "k", FAIL, reason="no such user", final=True))
     task = parsed(store, "k")
@@ -268,7 +268,7 @@ def test_a_final_failure_ends_the_task_at_once(store: SyncStore) -> None:
 
 
 def test_a_run_handed_back_is_not_counted_and_claimable_at_once(store: SyncStore) -> None:
-    publish(store, "k", unexpected_retry_delay_ms=60_000, max_unexpected_retries=0)
+    publish(store, "k", retry_delay=60, max_retries=0)
     claim(store, "w", "k")
     finish(store, outcome(store, "k", CANCELED, reason="the worker stops"))
     task = parsed(store, "k")
@@ -313,7 +313,7 @@ def test_each_task_of_a_group_gets_its_own_return_value(store: SyncStore) -> Non
 def test_a_group_of_failures_and_runs_handed_back_gives_each_its_own_end(store: SyncStore) -> None:
     keys = ["failed", "final", "back", "later"]
     for key in keys:
-        publish(store, key, unexpected_retry_delay_ms=60_000)
+        publish(store, key, retry_delay=60)
     claim(store, "w", *keys)
     ends = [
         outcome(store, "failed", FAIL, reason="$name"),
@@ -335,7 +335,7 @@ def test_a_group_of_failures_and_runs_handed_back_gives_each_its_own_end(store: 
 
 
 def test_a_finish_repeated_after_a_lost_reply_stands_once_and_says_so(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=5)
+    publish(store, "k", max_retries=5)
     claim(store, "w", "k")
     end = outcome(store, "k", FAIL, reason="broken")
     assert finish(store, end) == {end.run_id}
@@ -415,7 +415,7 @@ def test_a_ping_moves_the_lease_and_the_preemption_time_with_it(store: SyncStore
 
 
 def test_a_ping_never_shortens_a_lease(store: SyncStore) -> None:
-    publish(store, "k", worker_timeout_ms=600_000)
+    publish(store, "k", worker_timeout=600)
     claim(store, "w", "k")
     before = parsed(store, "k").runs[0].ping_expire_time
     store.run(claims.ping({run_id_of(store, "k"): "task:k"}, 1000))
@@ -484,9 +484,7 @@ def test_a_look_carries_the_servers_time_and_nothing_large(store: SyncStore) -> 
 def test_a_claimed_document_tells_the_order_that_its_task_had_before_the_claim(
     store: SyncStore, history: tuple[Any, ...]
 ) -> None:
-    publish(
-        store, "k", start=server_now(store) - timedelta(hours=1), worker_timeout_ms=90_000, max_unexpected_retries=9
-    )
+    publish(store, "k", start=server_now(store) - timedelta(hours=1), worker_timeout=90, max_retries=9)
     for number, end in enumerate(history):
         if end == "settle":
             store.run(claims.settle(["task:k"]))

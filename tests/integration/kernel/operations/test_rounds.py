@@ -40,7 +40,7 @@ def again(store: SyncStore, key: str, *, everything: bool) -> Task:
 
 
 def test_without_a_retry_limit_the_newest_twenty_closed_runs_stay_and_the_count_goes_on(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=-1, unexpected_retry_delay_ms=0)
+    publish(store, "k", max_retries=-1, retry_delay=0)
     for number in range(45):
         try_once(store, "k", FAIL, number, reason=f"reason {number}")
     assert claim(store, "w", "k", token="last") == ["k"]
@@ -51,7 +51,7 @@ def test_without_a_retry_limit_the_newest_twenty_closed_runs_stay_and_the_count_
 
 
 def test_runs_handed_back_again_and_again_do_not_fill_the_document(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0)
+    publish(store, "k", max_retries=0)
     for number in range(45):
         try_once(store, "k", CANCELED, number, reason="stopping")
     task = parsed(store, "k")
@@ -61,7 +61,7 @@ def test_runs_handed_back_again_and_again_do_not_fill_the_document(store: SyncSt
 
 
 def test_with_a_limit_beyond_twenty_every_counted_run_stays(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=29, unexpected_retry_delay_ms=0)
+    publish(store, "k", max_retries=29, retry_delay=0)
     for number in range(30):
         try_once(store, "k", FAIL, number)
     task = parsed(store, "k")
@@ -74,8 +74,8 @@ def test_each_workers_own_limit_holds_however_many_runs_there_are(store: SyncSto
         store,
         "k",
         retry_scope="worker",
-        max_unexpected_retries=5,
-        unexpected_retry_delay_ms=0,
+        max_retries=5,
+        retry_delay=0,
         specific_worker_ids=workers,
     )
     for number in range(6):
@@ -88,7 +88,7 @@ def test_each_workers_own_limit_holds_however_many_runs_there_are(store: SyncSto
 
 
 def test_successes_of_a_round_stay_whatever_else_goes(store: SyncStore) -> None:
-    publish(store, "k", concurrent_worker_cnt=2, max_unexpected_retries=-1, unexpected_retry_delay_ms=0)
+    publish(store, "k", concurrent_worker_cnt=2, max_retries=-1, retry_delay=0)
     try_once(store, "k", SUCCESS, 0, "first")
     for number in range(30):
         try_once(store, "k", FAIL, number)
@@ -112,7 +112,7 @@ def test_reruns_keep_the_newest_twenty_runs_of_earlier_rounds(store: SyncStore) 
 
 
 def test_a_retry_is_due_at_once_whatever_the_delay_of_the_round_before(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=0, unexpected_retry_delay_ms=3_600_000)
+    publish(store, "k", max_retries=0, retry_delay=3600)
     assert claim(store, "w", "k") == ["k"]
     finish(store, "k", FAIL)
     again(store, "k", everything=False)
@@ -120,7 +120,7 @@ def test_a_retry_is_due_at_once_whatever_the_delay_of_the_round_before(store: Sy
 
 
 def test_a_retry_keeps_the_successes_that_there_are(store: SyncStore) -> None:
-    publish(store, "k", concurrent_worker_cnt=2, max_unexpected_retries=0)
+    publish(store, "k", concurrent_worker_cnt=2, max_retries=0)
     try_once(store, "k", SUCCESS, 0, "w1")
     try_once(store, "k", FAIL, 0, "w2")
     assert parsed(store, "k").status == "FAIL"
@@ -131,7 +131,7 @@ def test_a_retry_keeps_the_successes_that_there_are(store: SyncStore) -> None:
 
 
 def test_a_rerun_leaves_a_live_run_in_the_new_round(store: SyncStore) -> None:
-    publish(store, "k", concurrent_worker_cnt=2, max_unexpected_retries=0)
+    publish(store, "k", concurrent_worker_cnt=2, max_retries=0)
     for worker in ("w1", "w2"):
         assert claim(store, worker, "k") == ["k"]
     finish(store, "k", SUCCESS, "w1")
@@ -178,7 +178,7 @@ def test_a_success_in_time_wins_over_a_cancel(store: SyncStore) -> None:
 
 @pytest.mark.parametrize("status", [SUCCESS, FAIL])
 def test_a_finished_task_stays_as_it_is_when_canceled(store: SyncStore, status: Any) -> None:
-    publish(store, "k", max_unexpected_retries=0)
+    publish(store, "k", max_retries=0)
     try_once(store, "k", status, 0)
     before = stored(store, "k")
     assert store.run(queries.cancel("task:k")) == before
@@ -189,39 +189,39 @@ def test_a_finished_task_stays_as_it_is_when_canceled(store: SyncStore, status: 
 
 
 def test_a_changed_limit_decides_at_once(store: SyncStore) -> None:
-    publish(store, "k", max_unexpected_retries=3)
+    publish(store, "k", max_retries=3)
     try_once(store, "k", FAIL, 0)
-    store.run(queries.update_option("task:k", {"max_unexpected_retries": 0}))
+    store.run(queries.update_option("task:k", {"max_retries": 0}))
     assert parsed(store, "k").status == "FAIL"
-    store.run(queries.update_option("task:k", {"max_unexpected_retries": 3}))
+    store.run(queries.update_option("task:k", {"max_retries": 3}))
     assert parsed(store, "k").status == "FAIL", "a final status stays"
 
 
-@pytest.mark.parametrize(("status", "option"), [(SUCCESS, "retain_fail_ms"), (FAIL, "retain_success_ms")])
+@pytest.mark.parametrize(("status", "option"), [(SUCCESS, "retain_fail"), (FAIL, "retain_success")])
 def test_the_retention_of_the_other_kind_does_not_bind(store: SyncStore, status: Any, option: str) -> None:
     kept: Any = {option: 0}
-    publish(store, "k", max_unexpected_retries=0, **kept)
+    publish(store, "k", max_retries=0, **kept)
     try_once(store, "k", status, 0)
     assert "expire_time" not in stored(store, "k")
 
 
 def test_retention_follows_a_change_of_options_and_ends_with_a_new_round(store: SyncStore) -> None:
-    publish(store, "k", retain_success_ms=3_600_000)
+    publish(store, "k", retain_success=3600)
     try_once(store, "k", SUCCESS, 0)
     ended = parsed(store, "k").task_state.finish_time
     assert ended is not None
-    store.run(queries.update_option("task:k", {"retain_success_ms": 7_200_000}))
+    store.run(queries.update_option("task:k", {"retain_success": 7200}))
     assert parsed(store, "k").expire_time == ended + timedelta(hours=2)
-    store.run(queries.update_option("task:k", {"retain_success_ms": None}))
+    store.run(queries.update_option("task:k", {"retain_success": None}))
     assert "expire_time" not in stored(store, "k")
-    store.run(queries.update_option("task:k", {"retain_success_ms": 0}))
+    store.run(queries.update_option("task:k", {"retain_success": 0}))
     assert parsed(store, "k").expire_time == ended
     again(store, "k", everything=True)
     assert "expire_time" not in stored(store, "k")
 
 
 def test_publishing_again_with_clean_success_ends_retention_with_the_success(store: SyncStore) -> None:
-    publish(store, "k", retain_success_ms=3_600_000)
+    publish(store, "k", retain_success=3600)
     try_once(store, "k", SUCCESS, 0)
     assert publish(store, "k", policy=Policy(clean_success=True)).updated
     assert "expire_time" not in stored(store, "k")
@@ -230,7 +230,7 @@ def test_publishing_again_with_clean_success_ends_retention_with_the_success(sto
 
 def test_counts_and_searches_agree_with_what_happened(store: SyncStore) -> None:
     for key in ("a", "b", "c", "$d"):
-        publish(store, key, max_unexpected_retries=0)
+        publish(store, key, max_retries=0)
     try_once(store, "a", SUCCESS, 0)
     try_once(store, "b", FAIL, 0)
     claim(store, "$w", "$d")

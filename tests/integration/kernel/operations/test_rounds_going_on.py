@@ -172,7 +172,7 @@ def test_only_the_last_round_keeps_what_it_returned(client: Client, store: SyncS
 def test_options_are_changed_for_the_round_that_waits_too(client: Client, store: SyncStore) -> None:
     client.publish("work", 1, key="k", if_running="again", priority=1)
     run_id = claim(store, "work:k")
-    client.publish("work", 2, key="k", if_running="again", priority=2, max_unexpected_retries=9)
+    client.publish("work", 2, key="k", if_running="again", priority=2, max_retries=9)
     client.update_option("work", "k", specific_worker_ids=["w9"])
     assert document(store, "work:k")["task_option"]["priority"] == 1
     end(store, "work:k", run_id=run_id)

@@ -104,7 +104,7 @@ def test_session_that_a_closed_run_named_is_left_alone(store: SyncStore, session
 
 
 def test_settling_ends_the_session_first(store: SyncStore, session: SyncSession) -> None:
-    stores.publish(store, "k", max_unexpected_retries=0)
+    stores.publish(store, "k", max_retries=0)
     stores.claim(store, "w", "k")
     name(store, session, "k")
     stores.lapse(store, "k")

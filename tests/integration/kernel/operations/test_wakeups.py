@@ -31,8 +31,8 @@ from tests.integration.stores import claim, parsed, publish, register, registrat
 from tests.mongo import PATIENCE, Client, until
 
 _HORIZON_MS = int(HORIZON / timedelta(milliseconds=1))
-_SHORT: dict[str, Any] = {"worker_timeout_ms": 2_000, "ping_interval_ms": 200}
-_LONG: dict[str, Any] = {"worker_timeout_ms": 60_000}
+_SHORT: dict[str, Any] = {"worker_timeout": 2, "ping_interval": 0.2}
+_LONG: dict[str, Any] = {"worker_timeout": 60}
 _ID = {"_id": "task:k"}
 
 

@@ -168,7 +168,7 @@ class Handlers:
         self.app = App()
         self.gate = asyncio.Event()
         self.app.task(name="quick")(self._quick)
-        self.app.task(name="fail", max_unexpected_retries=0)(self._fail)
+        self.app.task(name="fail", max_retries=0)(self._fail)
         self.app.task(name="hold")(self._hold)
         self.app.task(name="transact")(self._transact)
 
@@ -258,10 +258,10 @@ async def runs(bench: Bench) -> None:
     await bench.status("quick:single", "SUCCESS")
     with bench.backed_up():
         plain = [TaskSpec("quick", key=f"plain/{n}") for n in range(5)]
-        other = [TaskSpec("quick", key=f"other/{n}", retry_scope="worker", max_unexpected_retries=9) for n in range(5)]
+        other = [TaskSpec("quick", key=f"other/{n}", retry_scope="worker", max_retries=9) for n in range(5)]
         await client.publish_many([*plain, *other])
     await until(lambda: bench.count("SUCCESS") >= 11, message="all done")
-    await client.publish("fail", key="k", max_unexpected_retries=0)
+    await client.publish("fail", key="k", max_retries=0)
     await bench.status("fail:k", "FAIL")
     await client.publish("transact", key="k")
     await until(lambda: bench.document("transact:k")["task_state"]["worker_states"][-1:] != [], message="claimed")
@@ -271,7 +271,7 @@ async def runs(bench: Bench) -> None:
     await client.publish("transact", {"fails": True}, key="late")
     assert (await client.wait("transact", "late")).returns_lost
     await bench.store.run(transactions.lose_returns_of(transactions.OwedReturns(["transact:k"]), ["a dead worker"]))
-    await client.publish_many([TaskSpec("hold", key=key, ping_interval_ms=100) for key in "abc"])
+    await client.publish_many([TaskSpec("hold", key=key, ping_interval=0.1) for key in "abc"])
     for key in "abc":
         state = await bench.status(f"hold:{key}", "RUNNING")
         await pinged(bench, f"hold:{key}", state["worker_states"][-1]["ping_expire_time"])
@@ -372,7 +372,7 @@ def flows(client: Client, store: SyncStore) -> None:
 def ended(client: Client, store: SyncStore) -> None:
     """A flow that ends, so that its retention begins, and is opened again."""
     flow = Flow("g")
-    flow.add("1", "task", retain_fail_ms=60_000_000)
+    flow.add("1", "task", retain_fail=60_000)
     client.publish_flow(flow)
     client.cancel("task", "g/1")
     assert store.run(retention.end_flows()) == 1

@@ -103,7 +103,7 @@ async def test_retry_whose_delay_was_changed_beyond_all_bounds_waits_ten_years(
 
     async with working(app) as bench:
         await asyncio.to_thread(client.publish, "work", {}, key="k")
-        await asyncio.to_thread(client.publish, "refused", {}, key="k", max_unexpected_retries=0)
+        await asyncio.to_thread(client.publish, "refused", {}, key="k", max_retries=0)
         state = await bench.status("refused:k", "FAIL")
         assert "3000000 days: use 0 to 10 years" in state["worker_states"][0]["fail_reason"]
         await until(lambda: bench.state("work:k")["worker_states"], message="claimed")

@@ -41,7 +41,7 @@ async def test_pings_go_on_soon_after_the_primary_was_killed(replica_set: Replic
 
     async with working_on(replica_set.uri, DATABASE, mongo, app) as bench:
         # Between pings the connection is idle for more than the second after which the driver looks at it first.
-        await bench.client.publish("hold", key="1", ping_interval_ms=2_500, worker_timeout_ms=200_000)
+        await bench.client.publish("hold", key="1", ping_interval=2.5, worker_timeout=200)
         await started.wait()
         with breaks.killed_primary(replica_set):
             lease = bench.state("hold:1")["worker_states"][0]["ping_expire_time"]

@@ -98,14 +98,14 @@ class Play:
     async def run(self, bench: Bench) -> None:
         """Run tasks of all kinds to their ends."""
         client, tasks = bench.client, bench.tasks
-        once: Any = {"max_unexpected_retries": 0}
+        once: Any = {"max_retries": 0}
         easy = ("work", "plain", "commit", "commit_plain", "abort", "abort_plain", "fail", "later")
         await client.publish_many([TaskSpec(name, {}, key=str(n), **once) for name in easy for n in range(5)])
         for name in ("hold", "hold_plain", "deaf"):
-            await client.publish(name, {}, key=f"{name} out of time", run_timeout_ms=200, **once)
+            await client.publish(name, {}, key=f"{name} out of time", run_timeout=0.2, **once)
         for name in ("hold", "hold_plain"):
             for end in ("canceled", "removed", "lost"):
-                await client.publish(name, {}, key=f"{name} {end}", ping_interval_ms=300, **once)
+                await client.publish(name, {}, key=f"{name} {end}", ping_interval=0.3, **once)
         await client.publish("unknown", {}, key="of nobody")
         await until(lambda: len(self.started) == 9, message="all that holds on has started")
         for name in ("hold", "hold_plain"):
@@ -261,7 +261,7 @@ def test_what_is_done_is_freed_without_a_look_for_cycles(
         async with working(play.app, concurrency=50) as bench:
             own_objects()
             gc.disable()
-            once: Any = {"max_unexpected_retries": 0}
+            once: Any = {"max_retries": 0}
             specs = [TaskSpec(name, {}, key=str(number), **once) for name in easy for number in range(40)]
             await bench.client.publish_many(specs)
             del specs

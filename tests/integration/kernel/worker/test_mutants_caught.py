@@ -162,7 +162,7 @@ async def test_lease_is_trusted_from_when_it_was_asked_for_however_late_the_answ
 
     async with working(app) as bench:
         between(bench.store, "claim", before=note, after=linger)
-        await bench.client.publish("work", {}, key="1", ping_interval_ms=1_000)
+        await bench.client.publish("work", {}, key="1", ping_interval=1)
         (run,) = await until(lambda: runs)
         assert run.trusted_until <= trusted_until(asked[0], run.lease_ms)
 
@@ -205,7 +205,7 @@ async def test_handler_is_told_when_its_lease_can_no_longer_be_trusted_though_th
 
         bench.pings.run = be_unavailable  # type: ignore[method-assign, assignment]
         bench.stop_scans()  # they look at what is held, through a connection that this test leaves open
-        await bench.client.publish("work", {}, key="1", ping_interval_ms=300, worker_timeout_ms=1_500)
+        await bench.client.publish("work", {}, key="1", ping_interval=0.3, worker_timeout=1.5)
         await until(started.is_set)
         await until(ended.is_set, 20, "the handler is ended")
 
@@ -223,8 +223,8 @@ async def test_run_out_of_time_that_blocks_the_loop_keeps_its_lease_no_longer_an
         lapses.append(eventually(lambda: tasks.count_documents(lapsed), 20, "the lease lapses"))
 
     async with working(app) as bench:
-        limits: dict[str, Any] = {"run_timeout_ms": 200, "worker_timeout_ms": 1_500, "ping_interval_ms": 300}
-        await bench.client.publish("block", {}, key="1", max_unexpected_retries=0, **limits)
+        limits: dict[str, Any] = {"run_timeout": 0.2, "worker_timeout": 1.5, "ping_interval": 0.3}
+        await bench.client.publish("block", {}, key="1", max_retries=0, **limits)
         state = await bench.status("block:1", "FAIL")
         assert lapses
         assert (state["failed_cnt"], state["worker_states"][0]["status"]) == (1, "TIMEOUT")
@@ -262,7 +262,7 @@ async def test_claim_that_comes_true_after_it_was_given_up_is_handed_back(
     async with working(app) as bench:
         late = _LateClaim(bench.store)
         vars(bench.store)["run"] = late.run
-        await bench.client.publish("work", {}, key="1", worker_timeout_ms=600_000)
+        await bench.client.publish("work", {}, key="1", worker_timeout=600)
         await until(lambda: late.is_carried_out, message="the claim has come true")
         bench.worker.stop()
         await asyncio.wait((bench.life,), timeout=PATIENCE)
@@ -281,7 +281,7 @@ async def test_plain_handler_that_goes_on_after_its_run_keeps_its_slot(working: 
 
     async with working(app, concurrency=1) as bench:
         try:
-            await bench.client.publish("hold", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+            await bench.client.publish("hold", {}, key="1", run_timeout=0.2, max_retries=0)
             await bench.status("hold:1", "FAIL")
             await until(lambda: not bench.worker.parts.scope.ledger.runs, message="the run has ended")
             assert bench.worker.parts.slots.running_cnt == 1
@@ -326,7 +326,7 @@ async def test_transaction_that_the_server_ended_leaves_neither_effect_nor_succe
 
     async with working(app) as bench:
         name = f"write_{kind}"
-        await bench.client.publish(name, {}, key="1", max_unexpected_retries=0)
+        await bench.client.publish(name, {}, key="1", max_retries=0)
         state = await bench.status(f"{name}:1", "SUCCESS")
         assert refused.is_set()
         assert [run["status"] for run in state["worker_states"]] == ["CANCELED", "SUCCESS"]

@@ -152,7 +152,7 @@ def fill(stage: Stage) -> None:
     client.publish("charge_card", {"text": TURNED, "nested": {"a": [1, 2, {"b": None}]}}, key=TURNED)
     client.publish("send_email", {"to": UNICODE}, key=UNICODE, queue="mail")
     client.publish("send_email", {"subject": LONG * 5}, key=LONG, queue="mail")
-    client.publish("sync_stock", {"warehouse": "Hamburg-3"}, key="stock/hamburg", unexpected_retry_delay_ms=3_600_000)
+    client.publish("sync_stock", {"warehouse": "Hamburg-3"}, key="stock/hamburg", retry_delay=3600)
     client.publish("transcode", {"file": "holiday.mov", "size": 48_113_223}, key="holiday")
     client.publish("report", {"month": "2026-10"}, key="report/2026-10", queue="reports")
     client.publish("send_email", {"to": "later@example.org"}, key="later", queue="mail", delay=timedelta(hours=3))

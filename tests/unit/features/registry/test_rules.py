@@ -87,7 +87,7 @@ FUNCTIONS = (send, sole, optional, anything, nothing)
 
 
 def test_what_a_handler_declares_is_stored_by_the_names_and_units_of_tasks() -> None:
-    made = declared_by(handler(send, queue="mail", run_timeout_ms=timedelta(seconds=2), lookup=["to"], next="other"))
+    made = declared_by(handler(send, queue="mail", run_timeout=timedelta(seconds=2), lookup=["to"], next="other"))
     assert made["options"] == {"run_timeout_ms": 2000}
     assert (made["queue"], made["lookup"], made["next"]) == ("mail", ["to"], [{"name": "other"}])
     assert (made["sole"], made["isolation"], made["on_exception"]) == (None, None, "retry")
@@ -101,7 +101,7 @@ def test_what_a_handler_declares_is_stored_by_the_names_and_units_of_tasks() -> 
     [
         {"queue": "mail"},
         {"priority": 1},
-        {"max_unexpected_retries": 0},
+        {"max_retries": 0},
         {"lookup": ["to"]},
         {"next": "other"},
         {"isolation": "thread"},

@@ -272,7 +272,7 @@ def test_a_name_stands_for_no_handler_and_other_things_for_no_task() -> None:
 def test_what_a_handler_needs_to_be_published_is_its_queue_and_options() -> None:
     app = App()
 
-    @app.task(name="mail/send", queue="mail", priority=3, max_unexpected_retries=5)
+    @app.task(name="mail/send", queue="mail", priority=3, max_retries=5)
     def send(to: str) -> None: ...
 
     handler = app.handlers["mail/send"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mtask.arguments.publish import TaskSpec
 from mtask.errors import InvalidOption, UnknownOption
 from mtask.kernel.document.options import (
+    CODE_NAMES,
     DEFAULT_OPTION,
     MAX_DURATION_MS,
     MAX_WORKERS_PER_TASK,
@@ -73,7 +74,8 @@ def test_default_options_are_sent_as_the_others_are_stored() -> None:
 
 
 def test_keyword_arguments_and_document_have_the_same_options() -> None:
-    assert list(get_type_hints(TaskOptions)) == list(TaskOption.model_fields) == list(OPTION_NAMES)
+    assert list(TaskOption.model_fields) == list(OPTION_NAMES)
+    assert list(get_type_hints(TaskOptions)) == [CODE_NAMES[name] for name in OPTION_NAMES]
 
 
 def test_every_numeric_option_has_its_edges_tested() -> None:
@@ -199,7 +201,7 @@ def test_more_successes_than_named_workers_are_refused() -> None:
         ("prioritty", "priority"),
         ("max_retries", "max_unexpected_retries"),
         ("worker_timeout", "worker_timeout_ms"),
-        ("retry_delay_ms", "retry_max_delay_ms"),
+        ("retry_delay_ms", "unexpected_retry_delay_ms"),
         ("specific_workers", "specific_worker_ids"),
     ],
 )

@@ -42,7 +42,7 @@ async def test_retries_and_tasks_of_a_full_peer_are_not_left_behind_by_a_younger
 
     wanted = {(key, 1) for key in others} | {(key, 2) for key in failing}
     async with working(app, concurrency=1) as bench:
-        specs = [TaskSpec("work", {}, key=key, unexpected_retry_delay_ms=50) for key in (*failing, *first, *others)]
+        specs = [TaskSpec("work", {}, key=key, retry_delay=0.05) for key in (*failing, *first, *others)]
         soon = [
             TaskSpec("work", {}, key=key, delay=timedelta(milliseconds=300 + 25 * place))
             for place, key in enumerate(younger)

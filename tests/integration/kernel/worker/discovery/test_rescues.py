@@ -28,7 +28,7 @@ async def test_lapsed_task_goes_before_a_backlog_that_is_longer_due(
 
     async with working(app, concurrency=2) as bench:
         with bench.backed_up():
-            await bench.client.publish("work", key="begun", worker_timeout_ms=lease_ms, ping_interval_ms=500)
+            await bench.client.publish("work", key="begun", worker_timeout=lease_ms / 1000, ping_interval=0.5)
             await asyncio.to_thread(store.run, claims.claim(["work:begun"], "dead", "token"))
             await bench.client.publish_many([TaskSpec("work", key=str(number)) for number in range(800)])
         await bench.status("work:begun", "SUCCESS", PATIENCE)

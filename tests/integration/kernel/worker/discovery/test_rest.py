@@ -61,7 +61,7 @@ async def resting(working: Working, gate: Gate, concurrency: int = 2, **options:
     """Run a worker whose handlers are held, with a backlog, and whose stream rests. Its full scans come no more."""
     async with working(gate.app, concurrency=concurrency, **options) as bench:
         # No ping tells of the end of a run.
-        rare: Any = {"worker_timeout_ms": 7_200_000, "ping_interval_ms": 3_600_000}
+        rare: Any = {"worker_timeout": 7200, "ping_interval": 3600}
         await bench.client.publish_many([TaskSpec("work", {}, key=f"{number}", **rare) for number in range(BACKLOG)])
         loop = bench.worker.parts.stream
         bench.worker.parts.scans.ask_full()

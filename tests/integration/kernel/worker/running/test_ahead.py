@@ -202,7 +202,7 @@ async def test_run_whose_lease_was_lost_while_it_waited_is_not_started(working: 
 
         bench.pings.run = be_unavailable  # type: ignore[method-assign, assignment]
         bench.stop_scans()
-        leases = {"worker_timeout_ms": 1_500, "ping_interval_ms": 300}
+        leases = {"worker_timeout": 1.5, "ping_interval": 0.3}
         # What runs keeps its lease: with it, it would lose its slot to what waits.
         await _publish(bench, "blocking", SLOTS, is_blocking=True)
         await until(lambda: stage.overlaps["now"] == SLOTS, message="all slots taken")
@@ -237,7 +237,7 @@ async def test_time_spent_waiting_for_a_slot_does_not_count_against_run_timeout(
     async with working(stage.app, concurrency=SLOTS) as bench:
         await _teach(bench)
         blocking = [TaskSpec("work", {"key": f"b{n}", "is_blocking": True}, priority=1) for n in range(SLOTS)]
-        limited = [TaskSpec("work", {"key": f"l{n}"}, run_timeout_ms=limit_ms) for n in range(BLOCKING)]
+        limited = [TaskSpec("work", {"key": f"l{n}"}, run_timeout=limit_ms / 1000) for n in range(BLOCKING)]
         await bench.client.publish_many([*blocking, *limited])
         await _first_waiting(bench)
         landed, _ = next(iter(bench.worker.parts.slots._waiting))

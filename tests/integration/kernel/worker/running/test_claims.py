@@ -149,13 +149,13 @@ async def test_lease_is_trusted_as_the_claim_wrote_it_though_options_changed_bef
         async def change_options() -> None:
             for key in ("1", "2"):
                 await bench.client.update_option(
-                    "work", key, worker_timeout_ms=600_000, ping_interval_ms=300_000
+                    "work", key, worker_timeout=600, ping_interval=300
                 )  # fmt: skip
 
         between(bench.store, "claim", amid=change_options)
         with bench.backed_up():
             for key in ("1", "2"):
-                await bench.client.publish("work", {}, key=key, worker_timeout_ms=4000, ping_interval_ms=500)
+                await bench.client.publish("work", {}, key=key, worker_timeout=4, ping_interval=0.5)
             await until(lambda: len(bench.worker.parts.queue) == 2)
         bench.worker.parts.claimer.wake()
         run = await until(lambda: bench.worker.parts.scope.ledger.held_run("work:1"))
@@ -219,9 +219,7 @@ async def test_task_lost_to_a_worker_that_died_is_preempted_when_its_lease_lapse
                 await bench.heard(heard)
 
         between(bench.store, "claim", before=lose, after=hear)
-        await bench.client.publish(
-            "work", {}, key="1", worker_timeout_ms=3000, ping_interval_ms=500, unexpected_retry_delay_ms=0
-        )
+        await bench.client.publish("work", {}, key="1", worker_timeout=3, ping_interval=0.5, retry_delay=0)
         state = await bench.status("work:1", "SUCCESS")
         assert runs_of(bench, "work:1") == [("dead", "TIMEOUT"), ("w1", "SUCCESS")]
         lost, won = state["worker_states"]
@@ -325,7 +323,7 @@ async def test_task_that_a_dead_workers_transaction_holds_up_holds_up_no_other(
     async with working(app, concurrency=20) as bench:
         with bench.backed_up(), mongo.start_session() as session:
             # A lease so short that it would lapse while the group waits for the one that is held up.
-            lease: dict[str, Any] = {"ping_interval_ms": 500, "worker_timeout_ms": 4000}
+            lease: dict[str, Any] = {"ping_interval": 0.5, "worker_timeout": 4}
             specs = [TaskSpec("work", {}, key=task_id.partition(":")[2], **lease) for task_id in task_ids]
             await bench.client.publish_many(specs)
             assert len(store.run(claims.claim(task_ids, "dead", "of-dead"))) == len(task_ids)

@@ -115,7 +115,7 @@ async def test_handler_that_goes_on_after_its_transaction_is_not_ended_and_what_
         return "value"
 
     async with working(app) as bench:
-        await bench.client.publish(kind, {}, key="1", worker_timeout_ms=2000, ping_interval_ms=100)
+        await bench.client.publish(kind, {}, key="1", worker_timeout=2, ping_interval=0.1)
         await bench.status(f"{kind}:1", "SUCCESS")
         await bench.at_rest()
         (run,) = bench.state(f"{kind}:1")["worker_states"]
@@ -139,7 +139,7 @@ async def test_run_of_a_removed_task_whose_cleanup_outlasts_its_lease_keeps_no_t
 
     async with working(app) as bench:
         for key in range(task_cnt):
-            await bench.client.publish("work", {}, key=str(key), worker_timeout_ms=600, ping_interval_ms=150)
+            await bench.client.publish("work", {}, key=str(key), worker_timeout=0.6, ping_interval=0.15)
         runs = await until(
             lambda: (
                 bench.worker.parts.scope.ledger.runs if len(bench.worker.parts.scope.ledger.runs) == task_cnt else []
@@ -189,7 +189,7 @@ async def test_handler_that_swallows_its_cancellation_fails_at_its_limit_and_kee
 
     async with working(app, concurrency=1) as bench:
         try:
-            await bench.client.publish("swallow", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+            await bench.client.publish("swallow", {}, key="1", run_timeout=0.2, max_retries=0)
             state = await bench.status("swallow:1", "FAIL")
             assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
             await bench.client.publish("work", {}, key="1")
@@ -212,7 +212,7 @@ async def test_handler_that_blocks_the_loop_beyond_its_limit_and_returns_fails(w
         return "too late"
 
     async with working(app) as bench:
-        await bench.client.publish("block", {}, key="1", run_timeout_ms=200, max_unexpected_retries=0)
+        await bench.client.publish("block", {}, key="1", run_timeout=0.2, max_retries=0)
         state = await bench.status("block:1", "FAIL")
         assert "longer than run_timeout_ms (200 ms)" in state["worker_states"][0]["fail_reason"]
         await bench.at_rest()
@@ -231,7 +231,7 @@ async def test_conflicts_go_back_uncounted_fifteen_times_and_then_count(
         raise OperationFailure("Transaction 1 has been aborted.", 251, labels)
 
     async with working(app) as bench:
-        await bench.client.publish("conflict", {}, key="1", max_unexpected_retries=0)
+        await bench.client.publish("conflict", {}, key="1", max_retries=0)
         state = await bench.status("conflict:1", "FAIL")
         assert tries == list(range(1, 17))
         assert [run["status"] for run in state["worker_states"]] == ["CANCELED"] * 15 + ["FAIL"]
@@ -294,9 +294,7 @@ async def test_cancel_between_the_claim_and_the_start_of_the_run_is_noticed_at_o
         between(bench.store, "claim", after=cancel)
         with bench.backed_up():
             for key in range(task_cnt):  # no ping tells of it in the time that this test has
-                await bench.client.publish(
-                    "work", {}, key=str(key), ping_interval_ms=300_000, worker_timeout_ms=600_000
-                )
+                await bench.client.publish("work", {}, key=str(key), ping_interval=300, worker_timeout=600)
             await until(lambda: len(bench.worker.parts.queue) == task_cnt)
         bench.worker.parts.claimer.wake()
         await bench.status("work:0", "CANCELED")
@@ -354,7 +352,7 @@ async def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
         return dict(runs[0]) if runs else {}
 
     async with working(app) as bench:
-        task_id = (await bench.client.publish("work", key="1", max_unexpected_retries=0)).task_id
+        task_id = (await bench.client.publish("work", key="1", max_retries=0)).task_id
         await until(lambda: run_of(bench, task_id).get("status") == status, message=f"the run is {status}")
         assert run_of(bench, task_id)["fail_reason"].startswith(reason)
         await bench.at_rest()

@@ -113,7 +113,7 @@ async def test_single_results_do_not_wait_behind_a_locked_one(working: Working) 
 async def test_leases_are_kept_beside_a_locked_task(working: Working, mongo: Client) -> None:
     gated = _Gated()
     async with working(gated.app, concurrency=20) as bench:
-        await publish_all(bench, worker_timeout_ms=8_000, ping_interval_ms=1_000)
+        await publish_all(bench, worker_timeout=8, ping_interval=1)
         await until(lambda: len(gated.started) == 20, message="all run")
         with locked(bench, "work:0"):
             leases = [bench.state(task_id)["worker_states"][-1]["ping_expire_time"] for task_id in _OTHERS]
@@ -143,7 +143,7 @@ async def test_leases_of_different_lengths_are_pinged_together(working: Working)
             return run(operation, session)
 
         for number in range(20):
-            await bench.client.publish("work", key=str(number), worker_timeout_ms=60_000 + number)
+            await bench.client.publish("work", key=str(number), worker_timeout=(60_000 + number) / 1000)
         await until(lambda: len(gated.started) == 20, message="all run")
         before = {run.task_id: run.trusted_until for run in pinger.held()}
         store.run = counted  # type: ignore[method-assign]
@@ -168,8 +168,8 @@ async def test_lapsed_tasks_are_settled_beside_a_locked_one(
     gated = _Gated()
     async with working(gated.app) as bench:
         with bench.backed_up():
-            last = {"max_unexpected_retries": 0, "specific_worker_ids": ["dead"]}
-            await publish_all(bench, worker_timeout_ms=1_000, ping_interval_ms=500, **last)
+            last = {"max_retries": 0, "specific_worker_ids": ["dead"]}
+            await publish_all(bench, worker_timeout=1, ping_interval=0.5, **last)
             await asyncio.to_thread(store.run, claims.claim(["work:0", *_OTHERS], "dead", "token"))
             with locked(bench, "work:0"):
                 failed = {"_id": {"$in": _OTHERS}, "task_state.status": "FAIL"}

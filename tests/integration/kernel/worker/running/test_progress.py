@@ -93,7 +93,7 @@ async def test_whatever_ends_the_run_takes_the_last_along(working: Working) -> N
     def plain(context: Context) -> None:
         context.progress(0.5, "half")
 
-    @app.task(max_unexpected_retries=0)
+    @app.task(max_retries=0)
     async def fails(context: Context) -> None:
         context.progress(0.5, "half")
         raise ValueError("broken")
@@ -130,14 +130,14 @@ async def test_whatever_ends_the_run_takes_the_last_along(working: Working) -> N
 async def test_each_run_has_its_own(working: Working) -> None:
     app = App()
 
-    @app.task(unexpected_retry_delay_ms=0)
+    @app.task(retry_delay=0)
     async def work(context: Context) -> None:
         if context.attempt == 1:
             context.progress(0.5, "half")
             raise ValueError("once")
 
     async with working(app) as bench:
-        await bench.client.publish("work", key="1", unexpected_retry_delay_ms=0)
+        await bench.client.publish("work", key="1", retry_delay=0)
         await bench.status("work:1", "SUCCESS")
         assert [told(bench, "work:1", place) for place in (0, 1)] == [HALF, {}]
 

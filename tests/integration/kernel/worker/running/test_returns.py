@@ -119,7 +119,7 @@ async def test_readers_wait_for_a_value_that_comes_after_the_commit(working: Wor
     gate, name = Gate(), f"go_on_{kind}"
     async with bench_of(working, gate) as bench:
         client = bench.client
-        await client.publish(name, key="1", retain_success_ms=3_600_000)
+        await client.publish(name, key="1", retain_success=3600)
         await is_final(bench, f"{name}:1")
         for reading in (client.wait(name, "1", timeout=0.2), client.wait_all([(name, "1")], timeout=0.2)):
             with pytest.raises(WaitTimeout):
@@ -188,7 +188,7 @@ async def test_what_comes_after_the_commit_and_cannot_be_stored_is_told_to_be_lo
     async with bench_of(working, gate) as bench:
         flow = Flow("f")
         first = flow.add("first", "go_on_async")
-        flow.add("second", "read", after=[first], max_unexpected_retries=0)
+        flow.add("second", "read", after=[first], max_retries=0)
         await bench.client.publish_flow(flow)
         with pytest.raises(ResultLost, match=reason):
             await bench.client.result("go_on_async", "f/first")
@@ -246,7 +246,7 @@ async def test_value_of_one_seat_is_waited_for_when_the_other_seat_has_ended_the
 ) -> None:
     gate, committed = Gate(), asyncio.Event()
     app, two = gated(gate), TaskOptions(concurrent_worker_cnt=2)
-    kept = TaskOptions(concurrent_worker_cnt=2, retain_success_ms=3_600_000)
+    kept = TaskOptions(concurrent_worker_cnt=2, retain_success=3600)
 
     @app.task
     async def seat(context: Context, adds: bool) -> Any:
@@ -348,7 +348,7 @@ async def test_handler_that_is_cancelled_while_it_commits_goes_on_when_that_is_o
 
     monkeypatch.setattr(RunTransactions, "end", slow)
     async with working(app) as bench:
-        await bench.client.publish("go", key="k", max_unexpected_retries=0)
+        await bench.client.publish("go", key="k", max_retries=0)
         await until(lambda: any(task.cancelling() for task in asyncio.all_tasks()))
         goes_on.set()
         with pytest.raises(ResultLost, match="CancelledError after its transaction had committed"):
@@ -401,8 +401,8 @@ async def test_value_of_a_dead_worker_is_told_to_be_lost_and_that_of_a_live_one_
         runs = {}
         for name, lives in (("live", timedelta(hours=1)), ("dead", timedelta(milliseconds=1))):
             flow = Flow(name)
-            first = flow.add("first", "elsewhere", retain_success_ms=0)
-            flow.add("second", "read", after=[first], max_unexpected_retries=0)
+            first = flow.add("first", "elsewhere", retain_success=0)
+            flow.add("second", "read", after=[first], max_retries=0)
             await bench.client.publish_flow(flow)
             await bench.client.publish("elsewhere", key=name, callback={"url": "https://hooks.example.com/"})
             runs[name] = await commit_elsewhere(bench, registered(name, lives), f"elsewhere:{name}/first")

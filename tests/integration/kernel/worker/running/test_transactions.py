@@ -90,7 +90,7 @@ async def test_slow_statements_that_fill_a_pool_keep_no_ping_no_heartbeat_and_no
     interval = timedelta(milliseconds=200)
     app = depositing(database_name)
     async with working_on(small, database_name, mongo, app, heartbeat_interval=interval) as bench:
-        await bench.client.publish("hold", key="held", ping_interval_ms=200, worker_timeout_ms=4_000)
+        await bench.client.publish("hold", key="held", ping_interval=0.2, worker_timeout=4)
         await bench.status("hold:held", "RUNNING")
         with slow(bench, "insert", 8.0):
             for number in range(4):
@@ -129,7 +129,7 @@ async def test_statement_that_takes_longer_than_the_engines_socket_timeout_succe
         monkeypatch.setattr(connect, maker, impatient)
     async with working(depositing(database_name)) as bench:
         with slow(bench, "insert", 1.5):
-            await bench.client.publish(f"deposit_{kind}", {}, key="1", max_unexpected_retries=0)
+            await bench.client.publish(f"deposit_{kind}", {}, key="1", max_retries=0)
             state = await bench.status(f"deposit_{kind}:1", "SUCCESS")
         assert [run["status"] for run in state["worker_states"]] == ["SUCCESS"], "no conflict"
 
@@ -140,7 +140,7 @@ async def test_commit_that_is_not_answered_is_waited_for_no_longer_than_the_leas
     ended: list[str] = []
     async with working(depositing(database_name, ended)) as bench:
         with slow(bench, "commitTransaction", 5.0):
-            await bench.client.publish("deposit_plain", {}, key="1", ping_interval_ms=500, worker_timeout_ms=1_500)
+            await bench.client.publish("deposit_plain", {}, key="1", ping_interval=0.5, worker_timeout=1.5)
             await until(lambda: under_way(bench, "commitTransaction"), message="the commit is under way")
             await until(lambda: ended, message="the handler hears of it")
             assert under_way(bench, "commitTransaction"), "long before the server answers"
@@ -252,7 +252,7 @@ async def test_handler_that_ends_its_transaction_itself_fails(
             getattr(session, how)()
 
     async with working(app) as bench:
-        await bench.client.publish(f"end_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
+        await bench.client.publish(f"end_{kind}", key="1", max_retries=1, retry_delay=0)
         state = await bench.status(f"end_{kind}:1", "FAIL")
         assert [run["status"] for run in state["worker_states"]] == ["FAIL", "FAIL"]
         assert "has ended its transaction itself" in state["worker_states"][0]["fail_reason"]
@@ -284,7 +284,7 @@ async def test_handler_that_begins_another_transaction_on_its_session_fails(
             session.client[database_name]["effects"].insert_one({"of": "second"}, session=session)
 
     async with working(app) as bench:
-        await bench.client.publish(f"begin_{kind}", key="1", max_unexpected_retries=0)
+        await bench.client.publish(f"begin_{kind}", key="1", max_retries=0)
         (run,) = (await bench.status(f"begin_{kind}:1", "FAIL"))["worker_states"]
         assert "has ended its transaction itself" in run["fail_reason"]
         written = [effect["of"] for effect in effects.find()]
@@ -318,7 +318,7 @@ async def test_handler_that_does_not_leave_its_transaction_fails_and_holds_up_no
         return "done"
 
     async with working(app) as bench:
-        await bench.client.publish(f"enter_{kind}", key="1", max_unexpected_retries=1, unexpected_retry_delay_ms=0)
+        await bench.client.publish(f"enter_{kind}", key="1", max_retries=1, retry_delay=0)
         failed, succeeded = (await bench.status(f"enter_{kind}:1", "SUCCESS"))["worker_states"]
         # The second run would meet the first one's write.
         assert (failed["status"], succeeded["status"]) == ("FAIL", "SUCCESS")
