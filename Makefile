@@ -43,7 +43,7 @@ check: lint ## Run linters, types, import contracts, unit and parity tests: make
 .PHONY: test
 test: $(VENV)/.dev-ready ## Run linters, types, import contracts, tests and each fault once: make test [PYTEST_ARGS=...]
 	@# Side by side, because the type checker takes one core and the faults mostly wait.
-	$(MAKE) --no-print-directory --jobs lint compiled $(if $(PYTEST_ARGS),,faults-once)
+	$(MAKE) --no-print-directory --jobs lint compiled $(if $(PYTEST_ARGS),,faults-once $(shell test -x /usr/lib/wine/wine64 && echo mongodb-7-short))
 	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The modules of the tests are compiled once here, not in each test process: collecting does it.
@@ -66,6 +66,18 @@ pythons: $(VENV)/.dev-ready ## Run the short part of the tests on the lowest and
 .PHONY: pythons-all
 pythons-all: $(VENV)/.dev-ready ## The same on each other Python from 3.11 to 3.13 of this machine
 	tools/pythons.sh $(VENV) all
+
+.PHONY: mongodb-7
+mongodb-7: $(VENV)/.dev-ready ## Run the tests that need one server alone on MongoDB 7: make mongodb-7 [PYTEST_ARGS=...]
+	python -m tests.other_mongod 7.0.28 -n 2 --dist loadfile $(PYTEST_ARGS)
+
+.PHONY: mongodb-6
+mongodb-6: $(VENV)/.dev-ready ## The same on the last MongoDB 6.0 that is packaged
+	python -m tests.other_mongod 6.0.27 -n 2 --dist loadfile $(PYTEST_ARGS)
+
+.PHONY: mongodb-7-short
+mongodb-7-short: $(VENV)/.dev-ready
+	python -m tests.other_mongod 7.0.28 -qq tests/parity
 
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and check that nothing is lost: make chaos [MINUTES=15] [SEED=n]

@@ -26,6 +26,7 @@ from tests.databases import Databases
 from tests.loops import run_test
 from tests.mongo import SESSION_VARIABLE, TEST_COMMANDS, eventually, processes_of_session
 from tests.mongo import Client as Mongo
+from tests.other_mongod import SERVER_VARIABLE, runs_outside
 from tests.security import is_secure, security
 
 #: The tests in these folders start no processes that may outlive them, so a database can be lent to one after another.
@@ -44,7 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests out, unless they are asked for by the option or by name."""
+    """Leave long tests out, unless they are asked for by the option or by name.
+
+    On a server that others started, only the tests run that need nothing else.
+    """
+    if SERVER_VARIABLE in os.environ:
+        config.hook.pytest_deselected(items=[item for item in items if not runs_outside(item)])
+        items[:] = [item for item in items if runs_outside(item)]
     if config.getoption("--long") or any("::" in argument for argument in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("long") is not None]
@@ -110,9 +117,12 @@ def mongo_server(no_process_is_left: None, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def mongo_uri(mongo_server: ReplicaSet) -> str:
+def mongo_uri(request: pytest.FixtureRequest) -> str:
     """Return the shared server's URI, without a database. On a server with passwords, it is the administrator's."""
-    return mongo_server.uri
+    if SERVER_VARIABLE in os.environ:
+        return os.environ[SERVER_VARIABLE]
+    server: ReplicaSet = request.getfixturevalue("mongo_server")
+    return server.uri
 
 
 @pytest.fixture(scope="session")

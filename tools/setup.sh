@@ -5,7 +5,7 @@
 #
 # demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
 # short: with mtask[short], for the tests that run on each Python.
-# dev:   with mtask[dev]; also libfaketime, Chromium with its driver, promtool, and Node.js with npm.
+# dev:   with mtask[dev]; also libfaketime, Chromium with its driver, promtool, Wine, and Node.js with npm.
 # docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it, the first suitable one on PATH is used.
 set -euo pipefail
@@ -56,6 +56,8 @@ has_node() {
         node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 16 || (a === 16 && b >= 20) ? 0 : 1)'
 }
 
+has_wine() { [[ -x /usr/lib/wine/wine64 ]]; }
+
 is_on_linux() { [[ $(uname -s) == Linux ]]; }
 
 # --- system packages ---------------------------------------------------------------------------------------
@@ -81,6 +83,9 @@ if is_on_linux; then
     fi
     if [[ $purpose == dev ]] && ! command -v promtool >/dev/null; then # for the tests of metrics and alert rules
         need prometheus "promtool, the checker of Prometheus"
+    fi
+    if [[ $purpose == dev && $(uname -m) == x86_64 ]] && ! has_wine; then # for the tests on other versions of MongoDB
+        need wine64 "Wine, which runs the mongods that are packaged for Windows only"
     fi
 fi
 
