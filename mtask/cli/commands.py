@@ -13,10 +13,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from mtask.cli import failures, words
 from mtask.cli.flags import callback
-from mtask.parts.surfaces import FEATURES
+from mtask.parts.surfaces import CONTRIB, FEATURES
 
-#: Each module with the commands and groups that its `register` adds: those of the queue, then those of features.
-#: `mtask --help` lists them in this order.
+#: Each module with the commands and groups that its `register` adds: those of the queue, then those of features and of
+#: contrib. `mtask --help` lists them in this order.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.database.demo": ("demo",),
     "mtask.cli.tasks.publish": ("publish",),
@@ -30,6 +30,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.database.web": ("web",),
     "mtask.cli.database.local": ("local",),
     **{f"mtask.features.{name}.cli": feature.commands for name, feature in FEATURES.items() if feature.commands},
+    **{f"mtask.contrib.{name}.cli": joined.commands for name, joined in CONTRIB.items() if joined.commands},
 }
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 

@@ -875,6 +875,7 @@ class AsyncClient(AsyncConnection):
         when: When,
         *,
         if_exists: IfExists = "update",
+        session: Any = None,
         **given: Unpack[ScheduleArguments],
     ) -> Schedule: ...
 
@@ -887,6 +888,7 @@ class AsyncClient(AsyncConnection):
         params: Any = None,
         *,
         if_exists: IfExists = "update",
+        session: Any = None,
         **given: Unpack[ScheduleArguments],
     ) -> Schedule: ...
 
@@ -898,6 +900,7 @@ class AsyncClient(AsyncConnection):
         params: Any = None,
         *,
         if_exists: IfExists = "update",
+        session: Any = None,
         **given: Unpack[ScheduleArguments],
     ) -> Schedule:
         """Store a schedule, with which workers publish a task again and again; return the stored schedule.
@@ -911,7 +914,9 @@ class AsyncClient(AsyncConnection):
         until it is resumed. `queue` and the options are those of the tasks. `if_exists` decides about an existing
         schedule: "update" changes it, "keep" leaves it as it is, "reject" raises ScheduleExists. An update that does
         not change the times keeps the next firing. No update changes the tenant: a schedule of another tenant, or of
-        none, raises ScheduleExists, and a client of all that names no `tenant` keeps the stored one.
+        none, raises ScheduleExists, and a client of all that names no `tenant` keeps the stored one. With the `session`
+        of a transaction that the caller has begun, the schedule is stored inside that transaction. The action log tells
+        of it also if the transaction is aborted.
 
         Raises subclasses of InvalidInput, ScheduleExists, or SchemaMismatch if the stored schedule is malformed.
         """
@@ -919,7 +924,7 @@ class AsyncClient(AsyncConnection):
         preparation = publication.Preparation(partial(spec.prepare, self._tenant), [spec], self._known)
         definition = await self._completed(preparation)
         change = scheduling.put(definition, if_exists)
-        return await self._act("add schedule", f"schedule:{schedule_id}", change, definition.said)
+        return await self._act("add schedule", f"schedule:{schedule_id}", change, definition.said, session)
 
     async def get_schedule(self, schedule_id: str) -> Schedule:
         """Return a schedule; raise ScheduleNotFound, or SchemaMismatch if it is malformed."""
@@ -1013,9 +1018,11 @@ class AsyncClient(AsyncConnection):
             action_requests.find(actor=actor, intent=intent, target=target, since=since, limit=limit, after=after)
         )
 
-    async def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
+    async def _act(
+        self, intent: Intent, target: str, operation: Operation[T], detail: str = "", session: Any = None
+    ) -> T:
         """Run an operation, and write it down in the action log."""
-        return await self._run(self._actions.around(intent, target, operation, detail))
+        return await self._run(self._actions.around(intent, target, operation, detail), session)
 
     def _wanted(self, declared: type, criteria: Mapping[str, Any]) -> dict[str, Any]:
         return checked_criteria(declared, criteria, self._tenant, self._owner)

@@ -876,6 +876,7 @@ class Client(SyncConnection):
         when: When,
         *,
         if_exists: IfExists = "update",
+        session: SyncSession | None = None,
         **given: Unpack[ScheduleArguments],
     ) -> Schedule: ...
 
@@ -888,6 +889,7 @@ class Client(SyncConnection):
         params: Any = None,
         *,
         if_exists: IfExists = "update",
+        session: SyncSession | None = None,
         **given: Unpack[ScheduleArguments],
     ) -> Schedule: ...
 
@@ -899,6 +901,7 @@ class Client(SyncConnection):
         params: Any = None,
         *,
         if_exists: IfExists = "update",
+        session: SyncSession | None = None,
         **given: Unpack[ScheduleArguments],
     ) -> Schedule:
         """Store a schedule, with which workers publish a task again and again; return the stored schedule.
@@ -912,7 +915,9 @@ class Client(SyncConnection):
         until it is resumed. `queue` and the options are those of the tasks. `if_exists` decides about an existing
         schedule: "update" changes it, "keep" leaves it as it is, "reject" raises ScheduleExists. An update that does
         not change the times keeps the next firing. No update changes the tenant: a schedule of another tenant, or of
-        none, raises ScheduleExists, and a client of all that names no `tenant` keeps the stored one.
+        none, raises ScheduleExists, and a client of all that names no `tenant` keeps the stored one. With the `session`
+        of a transaction that the caller has begun, the schedule is stored inside that transaction. The action log tells
+        of it also if the transaction is aborted.
 
         Raises subclasses of InvalidInput, ScheduleExists, or SchemaMismatch if the stored schedule is malformed.
         """
@@ -920,7 +925,7 @@ class Client(SyncConnection):
         preparation = publication.Preparation(partial(spec.prepare, self._tenant), [spec], self._known)
         definition = self._completed(preparation)
         change = scheduling.put(definition, if_exists)
-        return self._act("add schedule", f"schedule:{schedule_id}", change, definition.said)
+        return self._act("add schedule", f"schedule:{schedule_id}", change, definition.said, session)
 
     def get_schedule(self, schedule_id: str) -> Schedule:
         """Return a schedule; raise ScheduleNotFound, or SchemaMismatch if it is malformed."""
@@ -1014,9 +1019,11 @@ class Client(SyncConnection):
             action_requests.find(actor=actor, intent=intent, target=target, since=since, limit=limit, after=after)
         )
 
-    def _act(self, intent: Intent, target: str, operation: Operation[T], detail: str = "") -> T:
+    def _act(
+        self, intent: Intent, target: str, operation: Operation[T], detail: str = "", session: SyncSession | None = None
+    ) -> T:
         """Run an operation, and write it down in the action log."""
-        return self._run(self._actions.around(intent, target, operation, detail))
+        return self._run(self._actions.around(intent, target, operation, detail), session)
 
     def _wanted(self, declared: type, criteria: Mapping[str, Any]) -> dict[str, Any]:
         return checked_criteria(declared, criteria, self._tenant, self._owner)

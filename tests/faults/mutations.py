@@ -26,6 +26,7 @@ from pathlib import Path
 from time import monotonic
 
 from tests.faults.mutant import Mutation
+from tests.faults.mutants_of_agenda import AGENDA_MUTATIONS
 from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_calls import CALL_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
@@ -59,6 +60,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CHILD_MUTATIONS,
     *FLOW_REQUEST_MUTATIONS,
     *GATHERING_MUTATIONS,
+    *AGENDA_MUTATIONS,
     *CALLBACK_MUTATIONS,
     *CALL_MUTATIONS,
     *REGISTRY_MUTATIONS,

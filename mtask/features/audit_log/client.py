@@ -30,7 +30,7 @@ from mtask.features.audit_log.rules import Actor, Via
 from mtask.features.audit_log.rules import Intent as Intent
 from mtask.features.schedules.client import whole
 from mtask.kernel.document.identity import check_text, is_text
-from mtask.kernel.driver.operation import Operation, T, continued
+from mtask.kernel.driver.operation import Operation, T, apart, continued
 
 logger = logging.getLogger("mtask.client")
 #: Who acts in this context: a request of the web server, a command. It goes before the client's own actor. Each asyncio
@@ -106,9 +106,9 @@ class ActionLog:
         actor = _ACTING.get() or Actor(self._actor or system_user(), "python")
         try:
             if not self._is_made:
-                yield from setup.make_sure(["actions"])
+                yield from apart(setup.make_sure(["actions"]))
                 self._is_made = True
-            return (yield from actions.begin(actor, intent, target, detail, action_id))
+            return (yield from apart(actions.begin(actor, intent, target, detail, action_id)))
         except MtaskError as error:
             self._warn(error)
             return None
@@ -118,7 +118,7 @@ class ActionLog:
         if action_id is None or not self._is_on:
             return
         try:
-            yield from actions.end(action_id, result)
+            yield from apart(actions.end(action_id, result))
         except MtaskError as error:
             self._warn(error)
 

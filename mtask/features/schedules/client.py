@@ -24,7 +24,7 @@ from mtask.kernel.document.options import TaskOptions, with_new_names
 from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation, read_as
 from mtask.kernel.driver.bson import stored_value
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
-from mtask.kernel.driver.operation import Operation
+from mtask.kernel.driver.operation import Operation, apart
 from mtask.kernel.operations.publish import IfExists, NewTask
 from mtask.says import Says
 
@@ -305,7 +305,8 @@ def put(definition: Definition, if_exists: IfExists, source: Source = "client") 
 
 def _put(definition: Definition, if_exists: IfExists, source: Source) -> Operation[Schedule]:
     if source == "client" and definition.fields["tenant"] is None:  # who names no tenant leaves the stored one
-        tenant = yield from schedules.tenant_of(definition.schedule_id)
+        # Apart from the caller's transaction: a read in it would hold up whoever makes the collection.
+        tenant = yield from apart(schedules.tenant_of(definition.schedule_id))
         definition = replace(definition, fields={**definition.fields, "tenant": tenant})
     fields = definition.fields
     owner = _owner(definition.schedule_id, fields["name"], fields["queue"], fields["tenant"])

@@ -21,7 +21,7 @@ from mtask.errors import DatabaseError, DuplicateKey, OperationFailed, ScheduleE
 from mtask.features.schedules.rules import Pending, Plan, Schedule
 from mtask.kernel.document.options import MAX_COUNT
 from mtask.kernel.document.status import FINAL
-from mtask.kernel.driver.operation import Operation, command, for_everybody, schedules, server_time, tasks
+from mtask.kernel.driver.operation import Operation, apart, command, for_everybody, schedules, server_time, tasks
 from mtask.kernel.operations.publish import NewTask
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
@@ -50,9 +50,9 @@ def put(schedule_id: str, changed: Changed, *, must_be_new: bool) -> Operation[D
 
     Whose a schedule is, no change alters: one of another tenant, or of nobody, stays as it is.
     """
-    yield from for_everybody(setup.make_sure(["schedules"]))
+    yield from for_everybody(apart(setup.make_sure(["schedules"])))
     for _ in range(_RACES):
-        now = yield from server_time()
+        now = yield from apart(server_time())
         former: Document | None = yield schedules("find_one", {"_id": schedule_id})
         if former is not None and must_be_new:
             raise ScheduleExists(schedule_id)

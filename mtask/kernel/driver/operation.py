@@ -96,6 +96,11 @@ def for_everybody(operation: Operation[T]) -> Operation[T]:
     return _changed(operation, Call.for_everybody)
 
 
+def apart(operation: Operation[T]) -> Operation[T]:
+    """Send an operation outside of the caller's transaction: it does what no transaction can do, or must outlive it."""
+    return _changed(operation, Call.apart)
+
+
 def owned(operation: Operation[T], tenant: str) -> Operation[T]:
     """Keep an operation to the tasks and schedules of one tenant: each call on them gets the tenant as a condition.
 

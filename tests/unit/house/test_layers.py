@@ -27,6 +27,7 @@ _INSIDE = (
     "features/encryption/vault.py",
     "features/events/readers.py",
     "demo/database.py",
+    "contrib/agenda/jobs.py",
 )
 _DRIVER = (AsyncMongoClient, AsyncDatabase, AsyncCollection, AsyncCursor, AsyncChangeStream, AsyncClientSession)
 #: Words of the driver that mean something else in this house as well.

@@ -20,6 +20,7 @@ from mtask.parts import surfaces, worker
 from mtask.parts.relays import RELAYS
 
 FEATURES = Path(worker.__file__).parents[1] / "features"
+CONTRIB = FEATURES.with_name("contrib")
 
 
 class Told(Part):
@@ -55,9 +56,9 @@ class Told(Part):
         return {self.name: 1}
 
 
-def modules(name: str) -> Iterator[ModuleType]:
-    for path in sorted(FEATURES.glob(f"*/{name}.py")):
-        yield import_module(f"mtask.features.{path.parent.name}.{name}")
+def modules(name: str, folder: Path = FEATURES) -> Iterator[ModuleType]:
+    for path in sorted(folder.glob(f"*/{name}.py")):
+        yield import_module(f"mtask.{folder.name}.{path.parent.name}.{name}")
 
 
 def test_each_relay_of_a_feature_is_listed() -> None:
@@ -132,7 +133,12 @@ def test_each_side_of_a_feature_for_users_is_listed() -> None:
     assert found == listed
 
 
+def test_each_part_of_contrib_for_users_is_listed() -> None:
+    found = {module.__name__.split(".")[2] for module in modules("cli", CONTRIB) if hasattr(module, "register")}
+    assert found == {name for name, joined in surfaces.CONTRIB.items() if joined.commands}
+
+
 def test_each_feature_says_where_to_begin() -> None:
-    folders = [path for path in FEATURES.iterdir() if (path / "__init__.py").exists()]
+    folders = [path for each in (FEATURES, CONTRIB) for path in each.iterdir() if (path / "__init__.py").exists()]
     assert folders
     assert [path.name for path in folders if not (path / "README.md").exists()] == []
