@@ -151,7 +151,7 @@ def test_params_that_the_handler_does_not_take_stay_where_they_are(
 ) -> None:
     app = App()
 
-    @app.task(queue="mail", max_unexpected_retries=7)
+    @app.task(queue="mail", max_retries=7)
     def send(to: str) -> None: ...
 
     registered(store, app)
