@@ -849,11 +849,16 @@ class AppNotFound(WorkerError):
 
     exit_code = 2
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"no App at {path!r}: {reason}. Write it as package.module:app, where app = mtask.App(), "
-            "and start from the folder that holds the package."
+    def __init__(self, path: str, reason: str, *, is_broken: bool = False) -> None:
+        """`is_broken`: the module is there, but its import fails."""
+        remedy = (
+            "Mend its code."
+            if is_broken
+            else "Write it as package.module:app, where app = mtask.App(), and start from the folder that holds the "
+            "package."
         )
+        end = "" if reason.endswith((".", "?")) else "."
+        super().__init__(f"no App at {path!r}: {reason}{end} {remedy}")
         self.path = path
         self.reason = reason
 

@@ -28,8 +28,23 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MTASK_", env_file=".env", env_ignore_empty=True, extra="ignore")
 
     # A setting with Says is a flag of `mtask-worker`, too.
-    queues: Annotated[str | None, Says("Queues to serve, comma-separated. [those of the app]")] = None
-    concurrency: Annotated[int, Says("Handlers that run at once; 0 starts paused. [100]")] = Field(default=100, ge=0)
+    queues: Annotated[str | None, Says("Queues to serve, comma-separated. [those of the app]", flag="--queues -Q")] = (
+        None
+    )
+    concurrency: Annotated[int, Says("Handlers that run at once; 0 starts paused. [100]", flag="--concurrency -c")] = (
+        Field(default=100, ge=0)
+    )
+    reload: Annotated[
+        bool,
+        Says(
+            "Restart the worker when a *.py file in the working folder or below, or its .env, is saved. [no]",
+            flag="--reload/--no-reload",
+        ),
+    ] = False
+    burst: Annotated[
+        bool,
+        Says("Run what is due, then exit with 0. Fires no schedules. [no]", flag="--burst/--no-burst"),
+    ] = False
     worker_id: Annotated[str | None, Says("Id of this worker. [host, pid, random part]", flag="--worker-id --id")] = (
         None
     )
@@ -103,7 +118,7 @@ class Settings(BaseSettings):
     encryption_tenants: Annotated[str | None, Says("Tenants whose tasks must be encrypted. [all with a data key]")] = (
         None
     )
-    log_level: Annotated[str, Says("DEBUG, INFO, WARNING or ERROR. [INFO]")] = "INFO"
+    log_level: Annotated[str, Says("DEBUG, INFO, WARNING or ERROR. [INFO]", flag="--log-level -l")] = "INFO"
     log_format: Annotated[str, Says("Lines of the log as text, or as JSON objects: text or json. [text]")] = "text"
     keep_logs: Annotated[
         int, Says("Lines of each run that are kept in the database, the last ones; see mtask logs. [none]")

@@ -67,7 +67,7 @@ fi
 
 run_on() { # a version
     local own=$venv/pythons/$1
-    PYTHON=${pythons[$1]} tools/setup.sh short "$own"
+    PYTHON=${pythons[$1]} tools/setup.sh test "$own"
     ln -sf "$mongod" "$own/bin/mongod"
     PATH="$PWD/$own/bin:$PATH" "$own/bin/python" -m pytest -q ${PYTEST_ARGS:-} "${short[@]}"
 }

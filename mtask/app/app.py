@@ -274,11 +274,12 @@ def load_app(path: str) -> App:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(missing + "."):
             raise AppNotFound(path, f"there is no module {missing!r} here or on the Python path") from None
-        raise AppNotFound(path, f"its import needs module {missing!r}, which is not installed") from error
+        reason = f"its import needs module {missing!r}, which is not installed"
+        raise AppNotFound(path, reason, is_broken=True) from error
     except MtaskError as error:
-        raise AppNotFound(path, f"its import failed: {error}") from error
+        raise AppNotFound(path, f"its import failed: {error}", is_broken=True) from error
     except Exception as error:
-        raise AppNotFound(path, f"its import failed: {type(error).__name__}: {error}") from error
+        raise AppNotFound(path, f"its import failed: {type(error).__name__}: {error}", is_broken=True) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             apps = [name for name, value in vars(found).items() if isinstance(value, App)]

@@ -24,6 +24,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mtask.cli.tasks.find": ("find", "list", "stats"),
     "mtask.cli.tasks.wait": ("wait", "result", "position"),
     "mtask.cli.tasks.change": ("cancel", "retry", "rerun", "update", "remove"),
+    "mtask.cli.workers.command": ("worker",),
     "mtask.cli.workers.workers": ("workers", "stop-worker", "set-worker"),
     "mtask.cli.database.setup": ("init", "roles", "schema"),
     "mtask.cli.database.doctor": ("doctor",),

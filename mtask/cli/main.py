@@ -43,6 +43,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if answer is not None:
             sys.stdout.write(answer.text)
             return answer.code
+    if "worker" in given:
+        from mtask.cli import words
+
+        if (flags := words.without(given, "worker")) is not None:
+            return _run_worker(flags)
     try:
         if given == ["--version"]:
             from mtask.version import __version__
@@ -66,6 +71,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     finally:
         failures.leave_lost()
     return code if isinstance(code, int) else failures.OK
+
+
+def _run_worker(given: Sequence[str]) -> int:
+    """Run `mtask worker`, which is `mtask-worker`: its signals mean something else than those of other commands."""
+    from mtask.cli import worker
+
+    try:
+        worker.run(given, "mtask worker")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else failures.OK
+    return failures.OK
 
 
 def _failed(error: Exception, given: Sequence[str]) -> int:

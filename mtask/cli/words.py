@@ -164,6 +164,18 @@ def completions(before: Sequence[str], last: str) -> Completions | None:
     return [(name, table[f"{path} {name}".lstrip()].short) for name in command.commands if name.startswith(last)]
 
 
+def without(given: Sequence[str], name: str) -> list[str] | None:
+    """Return a command line of `mtask` without the name of its command. None: it is a line of another command."""
+    root = read()[""]
+    is_value = False
+    for place, word in enumerate(given):
+        if not is_value and not word.startswith("-"):
+            return [*given[:place], *given[place + 1 :]] if word == name else None
+        flag = None if is_value else _flag(root, word)
+        is_value = flag is not None and flag.takes_value
+    return None
+
+
 def _flag(command: Command, word: str) -> Flag | None:
     return next((flag for flag in command.flags if word in flag.names), None)
 

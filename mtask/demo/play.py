@@ -365,7 +365,8 @@ class Fleet:
         # worker ends when the demo's process ends.
         return worker_command(
             [
-                *(APP, "--supervised", "--processes", "1", "--queues", "demo", "--worker-id", worker_id),
+                *(APP, "--supervised", str(os.getpid()), "--processes", "1", "--no-burst"),
+                *("--queues", "demo", "--worker-id", worker_id),
                 *("--database", self._database, "--concurrency", str(self._concurrency)),
                 *("--shutdown-timeout", str(_SHUTDOWN_SECONDS), "--log-level", "WARNING"),
             ]

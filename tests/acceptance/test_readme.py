@@ -101,7 +101,7 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, mongo_uri: str, data
 
 
 def test_first_example_runs_as_written(folder: Path) -> None:
-    script = shell_block("mtask-worker shop:app")
+    script = shell_block("mtask worker shop:app")
     lines = script.splitlines()
     assert lines[0].startswith("pip install '.[local]'")  # what these tests run on was installed like that
     out = run("\n".join(lines[1:]), folder)

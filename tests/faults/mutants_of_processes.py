@@ -12,6 +12,10 @@ _TRANSACTIONS = "tests/integration/kernel/worker/running/test_transactions.py"
 _RETURNS = "tests/integration/kernel/worker/running/test_returns.py"
 _FORKED = f"{_SIGNALS}::test_process_that_a_handler_forks_has_default_signals_from_its_first_instant[in_a_thread]"
 _GONE_WRONG = "tests/acceptance/test_bad_handlers_and_documents_disturb_nobody.py"
+_WORKER = "mtask/kernel/worker/process/worker.py"
+_RELOADER = "mtask/cli/workers/reloader.py"
+_BURST = "tests/integration/kernel/worker/test_burst.py"
+_RELOAD = "tests/acceptance/test_workers_follow_their_code.py"
 
 PROCESS_MUTATIONS = (
     Mutation(
@@ -130,5 +134,42 @@ PROCESS_MUTATIONS = (
         "Nothing tells which handler blocks the event loop.",
         (Edit(_PULSE, "Pulse._run", "self._tell_of_block()", "pass"),),
         (f"{_GONE_WRONG}::test_handler_that_blocks_the_event_loop_is_named_in_the_log_while_it_blocks",),
+    ),
+    Mutation(
+        "burst-ends-amid-a-run",
+        "A worker with --burst ends while its tasks run: a running task is not due.",
+        (Edit(_WORKER, "_is_busy", "bool(parts.scope.ledger.held) or ", ""),),
+        (f"{_BURST}::test_burst_does_not_end_while_a_task_runs_or_its_end_is_unwritten",),
+    ),
+    Mutation(
+        "burst-ends-before-an-end-is-written",
+        "A worker with --burst ends while the end of a run is unwritten: what follows from the end is left.",
+        (Edit(_WORKER, "_is_busy", " or parts.finisher.pending > 0", ""),),
+        (f"{_BURST}::test_burst_does_not_end_while_a_task_runs_or_its_end_is_unwritten",),
+    ),
+    Mutation(
+        "burst-waits-for-paused-tenants",
+        "A worker with --burst waits for the tasks of a paused tenant.",
+        (Edit("mtask/kernel/worker/discovery/fetch.py", "Batches.is_any_due",
+              ", *without_tenants({None: self._served.paused_tenants})", ""),),
+        (f"{_BURST}::test_burst_runs_what_is_due_and_leaves_what_is_later_or_paused_or_of_others",),
+    ),
+    Mutation(
+        "reloaded-worker-outlives-its-parent",
+        "A worker goes on when the process is killed that restarts it.",
+        (Edit("mtask/cli/workers/serving.py", "start", "parent is not None", "False"),),
+        (f"{_RELOAD}::test_worker_ends_with_its_parent_and_hands_its_runs_back[kill]",),
+    ),
+    Mutation(
+        "reload-waits-for-each-run",
+        "A worker whose code has changed waits for its runs.",
+        (Edit(_RELOADER, "_stop", "(signal.SIGTERM, _GRACE), ", ""),),
+        (f"{_RELOAD}::test_saved_code_runs_and_what_cannot_be_imported_waits_for_the_next_save",),
+    ),
+    Mutation(
+        "reload-runs-old-bytecode",
+        "Code that is saved twice within a second is not run.",
+        (Edit(_RELOADER, "Sources.forget_bytecode", "os.unlink(cache_from_source(str(self.folder / name)))", "pass"),),
+        ("tests/unit/cli/workers/test_reloader.py::test_bytecode_of_changed_files_is_forgotten",),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Starts what `mtask-worker` was asked for: a worker in this process, or a supervisor of several."""
+"""Starts what `mtask-worker` was asked for: a worker in this process, or what runs and restarts one or several."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,7 @@ import typer
 
 from mtask.app.app import load_app
 from mtask.cli import interrupts
+from mtask.cli.workers.reloader import Reloader
 from mtask.cli.workers.supervisor import Supervisor, end_with_parent, with_uri, worker_command
 from mtask.defaults import DEFAULT_DATABASE
 from mtask.errors import InvalidInput
@@ -53,25 +55,39 @@ _OF_EACH = frozenset({"uri", "worker_id", "health_file", "metrics_port"})
 _OF_ONE_PROCESS = frozenset({"MTASK_WORKER_ID", "MTASK_HEALTH_FILE"}) | VARIABLES
 
 
-def start(given: Mapping[str, Any], *, is_supervised: bool = False) -> None:
-    """Run with the settings that were given as flags; the environment and `.env` set the others."""
+def start(given: Mapping[str, Any], *, parent: int | None = None) -> None:
+    """Run with the settings that were given as flags; the environment and `.env` set the others.
+
+    `parent`: the process that runs this one, and restarts it. This process ends with it.
+    """
     settings = read_settings().model_copy(update=given)
-    start_logging(settings.log_level, settings.log_format)
     if settings.app is None:
-        raise InvalidInput("name the app: mtask-worker package.module:app", field="app")
+        raise InvalidInput("name the app: mtask worker package.module:app", field="app")
     if not 1 <= settings.processes <= _MAX_PROCESSES:
         raise InvalidInput(f"--processes {settings.processes}: use 1 to {_MAX_PROCESSES}.", field="processes")
+    if settings.burst:
+        _check_burst(settings)
+    start_logging(settings.log_level, settings.log_format)
+    if parent is not None:
+        end_with_parent(parent)
+    elif settings.reload:
+        raise typer.Exit(_reload(given))
     loaded = load_app(settings.app)
     options = _options(settings)
     _check_metrics(settings)
     if settings.processes > 1:
         Worker(loaded, options)  # raises an error for wrong options, before any process starts
         raise typer.Exit(_supervise(settings, options))
-    if is_supervised:
-        end_with_parent()
     worker = Worker(loaded, options)
     with _metrics(settings, worker):
         _serve(worker, options.concurrency)
+
+
+def _check_burst(settings: Settings) -> None:
+    if settings.reload:
+        raise InvalidInput("--burst ends by itself, and --reload goes on: use one of them.", field="burst")
+    if settings.concurrency == 0:
+        raise InvalidInput("--burst with --concurrency 0 runs nothing: use 1 or more.", field="concurrency")
 
 
 def _check_metrics(settings: Settings) -> None:
@@ -127,7 +143,8 @@ def _options(settings: Settings) -> WorkerOptions:
         database=connect.database_of(uri, settings.database, DEFAULT_DATABASE),
         queues=queues,
         concurrency=settings.concurrency,
-        scheduler=settings.scheduler,
+        burst=settings.burst,
+        scheduler=settings.scheduler and not settings.burst,
         worker_id=settings.worker_id,
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),
         hard_exit=exit_now,
@@ -163,15 +180,33 @@ def _features(settings: Settings) -> list[object]:
     return [read_options(settings.callbacks, settings.callback_networks, *secrets)]
 
 
+def _reload(given: Mapping[str, Any]) -> int:
+    # The worker reads the environment and `.env` itself: `.env` may have changed.
+    flags = {name: value for name, value in given.items() if name not in ("app", "uri")}
+    named = [given["app"]] if "app" in given else []
+    command = worker_command([*named, *_supervised(), *_flags({**flags, "reload": True})])
+    environment = with_uri(os.environ, given["uri"]) if "uri" in given else os.environ
+    return Reloader(command, environment, Path.cwd()).run()
+
+
+def _supervised() -> list[str]:
+    return ["--supervised", str(os.getpid())]
+
+
+def _flags(told: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags of these settings. Those that are None are left out."""
+    for name, value in told.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif value is not None:
+            yield f"--{flag}={value}"
+
+
 def _supervise(settings: Settings, options: WorkerOptions) -> int:
     told = settings.model_copy(update={"processes": 1, "database": options.database})
-    shared = [settings.app or "", "--supervised"]
-    for name in Settings.flags():
-        flag, value = name.replace("_", "-"), None if name in _OF_EACH else getattr(told, name)
-        if isinstance(value, bool):
-            shared.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            shared.append(f"--{flag}={value}")
+    same = {name: getattr(told, name) for name in Settings.flags() if name not in _OF_EACH}
+    shared = [settings.app or "", *_supervised(), *_flags(same)]
     own: list[list[str]] = [[] for _ in range(settings.processes)]
     for index, flags_of_one in enumerate(own):
         if settings.worker_id:

@@ -153,15 +153,13 @@ def with_uri(environment: Mapping[str, str], uri: str) -> dict[str, str]:
     return {**environment, "MTASK_URI": uri}
 
 
-def end_with_parent() -> None:
-    """Start a thread that ends this process gracefully after its supervisor has ended."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """Start a thread that ends this process gracefully after its parent has ended, before this call or later."""
 
     def watch() -> None:
         ended = threading.Event()
-        while not ended.wait(1.0):
-            if os.getppid() != parent:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+        while os.getppid() == parent:
+            ended.wait(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="mtask-parent-watch", daemon=True).start()

@@ -150,6 +150,23 @@ def test_what_runs_on_each_python_is_there_and_the_versions_are_those_of_the_pac
     assert versions[1].split() == told
 
 
+def test_setup_installs_extras_and_groups_that_exist() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    script = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
+    cases = dict(re.findall(r"^    (\w+)\) extras=(\S*) ;;$", script, re.MULTILINE))
+    assert cases.keys() - {"demo"} == {"test", "dev", "docs"} <= groups.keys()
+    named = {extra for several in cases.values() for extra in several.split(",") if extra}
+    assert {"local", "web"} < named <= extras.keys()
+    included = {each["include-group"] for group in groups.values() for each in group if isinstance(each, dict)}
+    assert included == {"test", "lint", "django"} <= groups.keys()
+    assert not {"short", "dev", "docs"} & extras.keys(), "who installs mtask needs none of these"
+    told = re.search(r"pip install --group dev -e '\.\[(.*)\]'", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert told is not None
+    assert told[1] == cases["dev"]
+
+
 @pytest.mark.parametrize("script", ["tools/setup.sh", "tools/pythons.sh", ".ci/run"])
 def test_script_is_sound_bash(script: str) -> None:
     subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)

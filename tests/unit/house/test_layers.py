@@ -46,6 +46,7 @@ _OF_HANDLERS = "the worker begins and ends its handlers' transactions"
 _ALLOWED = {
     ("kernel/document/handlers.py", "begun.aclose"): "an async generator's",
     ("cli/workers/command.py", "cli.command"): "Typer's",
+    ("cli/workers/command.py", "app.command"): "Typer's",
     ("cli/options.py", "app.command"): "Typer's",
     ("cli/tasks/find.py", "client.find"): "our own client's",
     ("testing/bench.py", "self.client.find"): "our own client's",

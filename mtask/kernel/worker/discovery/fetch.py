@@ -335,6 +335,12 @@ class Batches:
             return await self.take(finding.scan_begun(*given))
         return await self.take(finding.scan(*given, timeout=timeout), note=target.note)
 
+    async def is_any_due(self) -> bool:
+        """Whether a task is due that this worker may take now, wherever it waits. Raises DatabaseError."""
+        served, also = self._served, [*self._not_left_alone(), *without_tenants({None: self._served.paused_tenants})]
+        found = await self._store.run(finding.scan(served.queues, served.names, self._scope.worker_id, 0, 1, also))
+        return bool(found.documents)
+
     async def take(
         self,
         scan: Operation[finding.Scan],

@@ -263,6 +263,10 @@ class Scans:
         else:
             self.was_cut.clear()
 
+    async def is_any_due(self) -> bool:
+        """Whether a task is due that this worker may take now. Raises DatabaseError."""
+        return await self._batches.is_any_due()
+
     async def upkeep(self, count: int, *, is_full: bool) -> None:
         """Do what is due after regular scan number `count`."""
         if is_full:

@@ -39,6 +39,8 @@ class ProcessOptions:
     health_file: Path | None = None
     #: The service of systemd that this process is. None: systemd is told nothing.
     service: Service | None = None
+    #: Whether the worker stops as soon as it holds nothing, and nothing is due that it may take.
+    burst: bool = False
     on_status: Callable[[WorkerStatus], None] | None = field(default=None, compare=False)
 
     def checked_queues(self, of_handlers: Sequence[str]) -> list[str]:

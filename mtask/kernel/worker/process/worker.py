@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from mtask.kernel.worker.process.part import Hooks, Service
 from mtask.kernel.worker.process.registration import Registrar, heartbeat, registration
 from mtask.kernel.worker.process.state import Scope, Validity, Vitals
 from mtask.kernel.worker.process.systemd import ServiceWitness
-from mtask.kernel.worker.process.time import ServerClock, Tempo, enduring
+from mtask.kernel.worker.process.time import ServerClock, Tempo, enduring, wake_or_wait
 from mtask.kernel.worker.running.call import HandlerStores
 from mtask.kernel.worker.running.claim_loop import Claimer
 from mtask.kernel.worker.running.finisher import Finisher
@@ -46,6 +47,8 @@ T = TypeVar("T")
 _CANCEL_GRACE = 2.0
 #: The time limit for writing the last outcomes during a stop, in seconds.
 _LAST_WRITES = 5.0
+#: With `burst`: the time between two looks whether something is due, in seconds.
+_BURST_PAUSE = 0.1
 #: The time limit for an orderly end of the process after a second stop request, in seconds.
 _AT_ONCE = 3.0
 
@@ -302,6 +305,8 @@ class Worker(ABC):
                 group.create_task(enduring(loop))
             _start(group, passing)
             group.create_task(self._announce_running(parts))
+            if self._options.burst:
+                group.create_task(enduring(partial(self._stop_when_done, parts)))
             await self._stopping.wait()
             self._set_status(WorkerStatus.STOPPING)
             logger.info("worker stopping", extra=fields(worker=self.worker_id, reason=self._stop_reason))
@@ -321,6 +326,28 @@ class Worker(ABC):
         if not self._stopping.is_set():
             self._set_status(WorkerStatus.RUNNING)
             parts.pinger.beat_now()
+
+    async def _stop_when_done(self, parts: Parts) -> None:
+        """Stop once this worker holds nothing, and nothing is due that it may take."""
+        while not self._stopping.is_set():
+            if parts.scans.is_ready.is_set() and await self._is_done(parts):
+                self.stop("nothing is due")
+            await wake_or_wait(self._stopping, _BURST_PAUSE)
+
+    async def _is_done(self, parts: Parts) -> bool:
+        if _is_busy(parts):
+            return False
+        for settler in parts.settlers:  # the ends of its runs may make others due
+            await settler.drain()
+        tally = parts.scope.meter.tally
+        revision = tally.revision
+        try:
+            is_due = await parts.scans.is_any_due()
+        except MtaskError as error:
+            logger.warning("cannot look for due tasks, will look again", extra=fields(reason=told(error)))
+            return False
+        # A run that began or ended during the read may have made others due.
+        return not (is_due or _is_busy(parts)) and tally.revision == revision
 
     def _set_status(self, status: WorkerStatus) -> None:
         self._vitals.status = status
@@ -415,6 +442,11 @@ class Worker(ABC):
             logger.info("concurrency changed", extra=fields(concurrency=concurrency))
             self.parts.slots.set_concurrency(concurrency)
             self.parts.pinger.beat_now()
+
+
+def _is_busy(parts: Parts) -> bool:
+    """Whether this worker holds a run, may have claimed one, or has an end to write."""
+    return bool(parts.scope.ledger.held) or not parts.claimer.is_at_rest or parts.finisher.pending > 0
 
 
 def _heard(validity: Validity, document: Document, *, was_silent: bool) -> None:
