@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Fail,
         LeaseLost,
         MtaskError,
+        RateLimited,
         Retry,
         TaskCanceled,
         TaskExists,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mtask.features.flows.views import FlowRow, FlowState, StepState
     from mtask.features.schedules.rules import Schedule
     from mtask.features.schedules.triggers import Cron
+    from mtask.kernel.document.handlers import Breaker
     from mtask.kernel.document.options import TaskOption
     from mtask.kernel.document.status import RunStatus, TaskStatus
     from mtask.kernel.document.task import Task
@@ -56,6 +58,7 @@ __all__ = [
     "AsyncClient",
     "AsyncFlowHandle",
     "AsyncTaskHandle",
+    "Breaker",
     "Bulk",
     "BulkPlan",
     "Call",
@@ -79,6 +82,7 @@ __all__ = [
     "Published",
     "PublishedFlow",
     "QueueCounts",
+    "RateLimited",
     "Retry",
     "RunStatus",
     "Schedule",
@@ -126,6 +130,7 @@ _MODULES = {
         "Fail",
         "LeaseLost",
         "MtaskError",
+        "RateLimited",
         "Retry",
         "TaskCanceled",
         "TaskExists",
@@ -134,6 +139,7 @@ _MODULES = {
         "TaskRunning",
         "WaitTimeout",
     ),
+    "mtask.kernel.document.handlers": ("Breaker",),
     "mtask.kernel.document.task": ("Task",),
     "mtask.features.encryption.settings": ("Encryption",),
     "mtask.kernel.document.options": ("TaskOption",),

@@ -84,10 +84,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 #: The longest delay before a task's start, or before its next attempt: ten years. Every duration has this limit.
 MAX_DELAY = timedelta(days=3650)
+#: The tasks that wait when a handler raises RateLimited.
+RateScope: TypeAlias = Literal["name", "queue", "limit_key", "task"]
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -967,11 +969,14 @@ class Fail(Verdict):
 class Retry(Verdict):
     """Raise this in a handler to end its run. The task is tried again after `delay`.
 
-    The run does not count as a failure. `delay`: seconds or a timedelta, from 0 to ten years. Any other value raises
-    InvalidOption.
+    The run does not count as a failure. With `counted`, it does: it is a FAIL with a delay of its own, and the task
+    ends as FAIL once max_unexpected_retries is used up. `delay`: seconds or a timedelta, from 0 to ten years. Any other
+    value raises InvalidOption.
     """
 
-    def __init__(self, delay: timedelta | float = 0.0, reason: str = "retry requested") -> None:
+    def __init__(
+        self, delay: timedelta | float = 0.0, reason: str = "retry requested", *, counted: bool = False
+    ) -> None:
         try:
             wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
         except (OverflowError, TypeError, ValueError):
@@ -983,3 +988,19 @@ class Retry(Verdict):
         super().__init__(reason)
         self.reason = reason
         self.delay = wait
+        self.counted = counted
+
+
+class RateLimited(Retry):
+    """Raise this in a handler whose service asks to be called later. The run goes back, not counted as a failure.
+
+    Until `retry_after` is over, no worker starts a task of the scope. "name": all tasks of this name; "queue": all of
+    this queue; "limit_key": those of this queue with the same limit_key; "task": this task alone. A task without a
+    limit_key waits alone. `retry_after`: seconds or a timedelta, from 0 to ten years. Raises InvalidOption.
+    """
+
+    def __init__(self, retry_after: timedelta | float, scope: RateScope = "name", reason: str = "rate limited") -> None:
+        super().__init__(retry_after, reason)
+        if scope not in ("name", "queue", "limit_key", "task"):
+            raise InvalidOption("scope", f'{shown(scope)}: use "name", "queue", "limit_key" or "task"', scope)
+        self.scope = scope

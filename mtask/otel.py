@@ -23,7 +23,7 @@ from typing import Any
 from mtask.app.app import App
 from mtask.app.middleware import FinishCall, FiredTask, RunCall
 from mtask.arguments.publish import TaskSpec, current_trace
-from mtask.errors import InvalidInput, LeaseLost, Retry, RunCanceled
+from mtask.errors import InvalidInput, LeaseLost, RateLimited, Retry, RunCanceled
 from mtask.kernel.document.handlers import Around, handler_of
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import DEFAULT_QUEUE, Task
@@ -47,6 +47,8 @@ __all__ = ["instrument", "publishing"]
 
 Step = Generator[None, Any, None]
 _W3C = TraceContextTextMapPropagator()
+#: The exceptions by which a handler asks for another try: an executor tells their names.
+_RETRIES = (Retry.__name__, RateLimited.__name__)
 #: The most characters of an exception's text in a span.
 _MAX_TEXT = 2000
 _MAX_TRACE = 64 * 1024
@@ -252,9 +254,9 @@ def _end_run(span: Span, call: RunCall, error: BaseException) -> None:
     ended = call.ended_because
     if ended is not None or isinstance(error, RunCanceled):
         span.set_attribute("mtask.ended_because", ended or "cancel requested")
-    is_retry = isinstance(error, Retry) or getattr(error, "error_type", None) == Retry.__name__
+    is_retry = isinstance(error, Retry) or getattr(error, "error_type", None) in _RETRIES
     if is_retry or isinstance(error, RunCanceled):
-        span.set_attribute("mtask.outcome", RunStatus.CANCELED.value)
+        span.set_attribute("mtask.outcome", _outcome_of(error))
         span.set_attribute("mtask.retry", is_retry)
         return
     if isinstance(error, LeaseLost):
@@ -266,7 +268,10 @@ def _end_run(span: Span, call: RunCall, error: BaseException) -> None:
 
 def _outcome_of(error: BaseException) -> str:
     judged = getattr(error, "outcome", None)  # an executor has made the outcome
-    return RunStatus.FAIL.value if judged is None else str(judged.status.value)
+    if judged is not None:
+        return str(judged.status.value)
+    is_canceled = isinstance(error, RunCanceled) or (isinstance(error, Retry) and not error.counted)
+    return RunStatus.CANCELED.value if is_canceled else RunStatus.FAIL.value
 
 
 def _fail(span: Span, error: BaseException) -> None:

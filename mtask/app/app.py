@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -16,6 +17,7 @@ from mtask.features.encryption.settings import Encryption
 from mtask.features.schedules.client import Definition, FiringArguments, ScheduleSpec, When, trigger_of
 from mtask.kernel.document.handlers import (
     HANDLER_ATTRIBUTE,
+    Breaker,
     Handler,
     IsolationKind,
     NextNames,
@@ -63,6 +65,8 @@ class App:
         lookup: Sequence[str] = (),
         next: NextNames | None = None,
         isolation: IsolationKind | None = None,
+        expires: timedelta | float | None = None,
+        breaker: Breaker | None = None,
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]: ...
 
@@ -77,6 +81,8 @@ class App:
         lookup: Sequence[str] = (),
         next: NextNames | None = None,  # noqa: A002 it says what comes next
         isolation: IsolationKind | None = None,
+        expires: timedelta | float | None = None,
+        breaker: Breaker | None = None,
         **options: Unpack[TaskOptions],
     ) -> Any:
         """Register an async or sync function as the handler of tasks. Your code can still call the function itself.
@@ -92,6 +98,10 @@ class App:
         With isolation="process", the handler runs in an executor: a child process of the worker, which can be killed.
         "thread" keeps it in the worker's process. Without it, the worker's `--isolation` decides for a sync handler.
 
+        With `expires`, a time after the publish (a timedelta or seconds), no run of a task starts later: the task ends
+        as CANCELED, or as FAIL if it has failed before. With `breaker`, failures in a row hold back all tasks of this
+        name for a while: see `Breaker`.
+
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
 
@@ -105,6 +115,8 @@ class App:
                 lookup=lookup,
                 next_names=next,
                 isolation=isolation,
+                expires=expires,
+                breaker=breaker,
             )
             if handler.name in self._handlers:
                 raise HandlerError(handler.name, "this name is registered already; give another with name=...")

@@ -161,6 +161,9 @@ class OwnArguments(LookupCriteria, total=False):
     """What a step of a flow does not have."""
 
     tenant: Annotated[str | None, Says("Whose task it is.", flag="")]
+    expires: Annotated[
+        datetime | timedelta | float | None, Says("It never starts later: 90s, 5m, or an instant.", "TIME")
+    ]
 
 
 class TaskArguments(KeyArguments, WorkArguments, OwnArguments, total=False):
@@ -233,6 +236,7 @@ class TaskSpec:
         self.lookup = arguments.pop("lookup", None)
         self.callback = arguments.pop("callback", None)
         self.tenant = arguments.pop("tenant", None)
+        self.expires = arguments.pop("expires", None)
         self.options: TaskOptions = with_new_names(arguments)
         #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
         self.trace: Mapping[str, str] | None = None
@@ -283,6 +287,8 @@ class TaskSpec:
         if not is_plain:
             retention = named(said_name("retain_success_ms", self.options))
             gathering.check_task(policy, self.key, self.start_time, self.delay, option, named, retention)
+            if self.expires is not None:
+                raise InvalidInput(f"{named('expires')} is of one task, and not of calls that gather.", field="expires")
         return NewTask(
             task_id=task_id_of(name, key),
             name=name,
@@ -297,7 +303,26 @@ class TaskSpec:
             tenant=tenant,
             # What gathers, or is renewed, is of several calls. Each may know another version.
             declared=version if is_plain else None,
+            expires=self._expires(declared if is_plain else None, named),
         )
+
+    def _expires(self, declared: Handler | Declaration | None, named: Naming) -> datetime | timedelta | None:
+        """Return when the task expires, as it says or as its handler declares; raise InvalidInput."""
+        if self.expires is not None or declared is None or declared.expires_ms is None:
+            return expiry_of(self.expires, named)
+        return timedelta(milliseconds=declared.expires_ms)
+
+
+def expiry_of(expires: datetime | timedelta | float | None, named: Naming = as_argument) -> datetime | timedelta | None:
+    """Check when a task expires; raise InvalidInput."""
+    if isinstance(expires, datetime):
+        return _utc(expires, "expires")
+    if expires is None:
+        return None
+    wait = _length(expires, "expires", named)
+    if not wait:
+        raise InvalidInput(f"{named('expires')} is 0: give a time in which the task may start.", field="expires")
+    return wait
 
 
 def spec_of(task: TaskRef | Call[Any], params: Any, **arguments: Unpack[SpecArguments]) -> TaskSpec:
@@ -374,34 +399,38 @@ def policy(
     return own or Policy(if_exists, clean_failed, clean_success, not_update_running)
 
 
+def _utc(instant: datetime, field: str) -> datetime:
+    """Return an instant in UTC; raise InvalidInput."""
+    if not isinstance(instant, datetime):
+        raise InvalidInput(f"{field} is a datetime, not {type(instant).__name__}.", field=field)
+    if instant.utcoffset() is None:
+        example = "give an aware datetime, such as datetime.now(UTC) + ..."
+        raise InvalidInput(f"{field} has no time zone: {example}", field=field)
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{field} {instant} lies, in UTC, outside of the years 1 to 9999.", field=field) from None
+
+
 def _start(start_time: datetime | None, delay: timedelta | float | None, named: Naming) -> datetime | timedelta | None:
     if start_time is not None and delay is not None:
         raise InvalidInput(f"give {named('start_time')} or {named('delay')}, not both.", field="delay")
     if start_time is not None:
-        if not isinstance(start_time, datetime):
-            raise InvalidInput(f"start_time is a datetime, not {type(start_time).__name__}.", field="start_time")
-        if start_time.utcoffset() is None:
-            raise InvalidInput(
-                "start_time has no time zone: give an aware datetime, such as datetime.now(UTC) + ...",
-                field="start_time",
-            )
-        try:
-            return start_time.astimezone(UTC)
-        except OverflowError:
-            raise InvalidInput(
-                f"start_time {start_time} lies, in UTC, outside of the years 1 to 9999.", field="start_time"
-            ) from None
-    if delay is None:
-        return None
-    if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
-        raise InvalidInput(f"delay is a timedelta or seconds, not {type(delay).__name__}.", field="delay")
+        return _utc(start_time, "start_time")
+    return None if delay is None else _length(delay, "delay", named)
+
+
+def _length(given: timedelta | float, field: str, named: Naming) -> timedelta:
+    """Return a length of time; raise InvalidInput."""
+    if isinstance(given, bool) or not isinstance(given, timedelta | int | float):
+        raise InvalidInput(f"{field} is a timedelta or seconds, not {type(given).__name__}.", field=field)
     try:
-        wait = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        wait = given if isinstance(given, timedelta) else timedelta(seconds=given)
     except (OverflowError, ValueError):
-        raise InvalidInput(f"delay {shown(delay)} is no length of time.", field="delay") from None
+        raise InvalidInput(f"{field} {shown(given)} is no length of time.", field=field) from None
     if not timedelta(0) <= wait <= MAX_DELAY:
-        message = f"{named('delay')} {wait.total_seconds():g} s lies outside of 0 to 10 years."
-        raise InvalidInput(message, field="delay")
+        message = f"{named(field)} {wait.total_seconds():g} s lies outside of 0 to 10 years."
+        raise InvalidInput(message, field=field)
     return wait
 
 

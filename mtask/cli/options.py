@@ -117,6 +117,8 @@ def _value(name: str, hint: Any, given: Any) -> Any:
         return [text.upper() for text in texts] if name == "status" else texts
     if Mapping[str, Any] in kinds:
         return values.lookup_from_pairs(given)
+    if timedelta in kinds and datetime in kinds:
+        return values.expiry(given, name)
     read = values.duration if timedelta in kinds else values.instant if datetime in kinds else None
     return given if read is None else read(given, flag.removeprefix("--") if flag else name)
 

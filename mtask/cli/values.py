@@ -75,6 +75,12 @@ def instant(text: str, field: str, *, is_flag: bool = True) -> datetime:
     return read
 
 
+def expiry(text: str, field: str, *, is_flag: bool = True) -> datetime | timedelta:
+    """Read a duration from now, or an instant; raise InvalidInput."""
+    is_instant = "-" in text.strip()[1:]
+    return instant(text, field, is_flag=is_flag) if is_instant else duration(text, field, is_flag=is_flag)
+
+
 def options_from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     """Read options in the form NAME=VALUE, where VALUE is JSON or bare text; raise InvalidInput."""
     options = {}

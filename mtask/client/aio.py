@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from mtask.doctor.position import Position
     from mtask.features.audit_log import client as action_requests
     from mtask.features.audit_log.client import Action
+    from mtask.features.breaker import client as breaker_requests
     from mtask.features.bulk import client as bulk_requests
     from mtask.features.bulk.client import Bulk, BulkPlan
     from mtask.features.controls import client as control_requests
@@ -101,6 +102,7 @@ else:
     position = LazyModule("mtask.doctor.position")
     action_requests = LazyModule("mtask.features.audit_log.client")
     bulk_requests = LazyModule("mtask.features.bulk.client")
+    breaker_requests = LazyModule("mtask.features.breaker.client")
     control_requests = LazyModule("mtask.features.controls.client")
     scheduling = LazyModule("mtask.features.schedules.client")
     events_aio = LazyModule("mtask.features.events.events_aio")
@@ -724,15 +726,20 @@ class AsyncClient(AsyncConnection):
         queue: str | None = None,
         name: str | None = None,
         tenant: str | None = None,
+        until: datetime | timedelta | float | None = None,
         timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Stop workers from claiming tasks of this queue, name or tenant until `resume`. Current runs continue.
+
+        With `until`, an instant or so long from now (a timedelta or seconds), the pause ends then by itself, by the
+        server's clock. Raises WorkersTooOld if live workers do not know such pauses.
 
         The call returns once every live worker that serves the queue or name has confirmed the pause. By then, all
         claims under way have ended, and no more claims follow. If a worker has not confirmed within `timeout` (a
         timedelta or seconds; None: no limit), the call raises ControlUnconfirmed. The pause stays in force.
         """
-        return await self._put_control(control_requests.pause(queue, name, tenant, paused=True, timeout=timeout))
+        asked = control_requests.pause(queue, name, tenant, paused=True, timeout=timeout, until=until)
+        return await self._put_control(asked)
 
     async def resume(
         self,
@@ -742,7 +749,10 @@ class AsyncClient(AsyncConnection):
         tenant: str | None = None,
         timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
-        """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does."""
+        """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does.
+
+        What a RateLimited of a handler holds back may start at once, too.
+        """
         return await self._put_control(control_requests.pause(queue, name, tenant, paused=False, timeout=timeout))
 
     async def limit(
@@ -813,6 +823,22 @@ class AsyncClient(AsyncConnection):
         Raises ControlUnconfirmed as `pause` does, or InvalidInput.
         """
         return await self._put_control(control_requests.keep(queue, success, fail, timeout))
+
+    async def set_breaker(
+        self,
+        queue: str,
+        failures: int | None,
+        *,
+        wait: timedelta | float = 30.0,
+        timeout: timedelta | float | None = CONFIRMATION,
+    ) -> Control:
+        """Hold back a queue after this number of failures in a row, in one worker. None removes the breaker.
+
+        After `wait` (a timedelta or seconds), one task is tried: its success lets all go on, its failure doubles the
+        wait, up to ten minutes. `resume` lets all go on at once. A `Fail` and wrong params are no failures here. Raises
+        ControlUnconfirmed as `pause` does, or InvalidInput.
+        """
+        return await self._put_control(breaker_requests.breaker(queue, failures, wait, timeout))
 
     async def controls(self) -> list[Control]:
         """Return all controls of queues, task names and tenants, sorted by id, even if they are no longer in force."""

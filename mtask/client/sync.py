@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mtask.doctor.position import Position
     from mtask.features.audit_log import client as action_requests
     from mtask.features.audit_log.client import Action
+    from mtask.features.breaker import client as breaker_requests
     from mtask.features.bulk import client as bulk_requests
     from mtask.features.bulk.client import Bulk, BulkPlan
     from mtask.features.controls import client as control_requests
@@ -103,6 +104,7 @@ else:
     position = LazyModule("mtask.doctor.position")
     action_requests = LazyModule("mtask.features.audit_log.client")
     bulk_requests = LazyModule("mtask.features.bulk.client")
+    breaker_requests = LazyModule("mtask.features.breaker.client")
     control_requests = LazyModule("mtask.features.controls.client")
     scheduling = LazyModule("mtask.features.schedules.client")
     events_sync = LazyModule("mtask.features.events.events_sync")
@@ -725,15 +727,20 @@ class Client(SyncConnection):
         queue: str | None = None,
         name: str | None = None,
         tenant: str | None = None,
+        until: datetime | timedelta | float | None = None,
         timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
         """Stop workers from claiming tasks of this queue, name or tenant until `resume`. Current runs continue.
+
+        With `until`, an instant or so long from now (a timedelta or seconds), the pause ends then by itself, by the
+        server's clock. Raises WorkersTooOld if live workers do not know such pauses.
 
         The call returns once every live worker that serves the queue or name has confirmed the pause. By then, all
         claims under way have ended, and no more claims follow. If a worker has not confirmed within `timeout` (a
         timedelta or seconds; None: no limit), the call raises ControlUnconfirmed. The pause stays in force.
         """
-        return self._put_control(control_requests.pause(queue, name, tenant, paused=True, timeout=timeout))
+        asked = control_requests.pause(queue, name, tenant, paused=True, timeout=timeout, until=until)
+        return self._put_control(asked)
 
     def resume(
         self,
@@ -743,7 +750,10 @@ class Client(SyncConnection):
         tenant: str | None = None,
         timeout: timedelta | float | None = CONFIRMATION,
     ) -> Control:
-        """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does."""
+        """Let workers claim tasks of this queue, name or tenant again. Raises ControlUnconfirmed as `pause` does.
+
+        What a RateLimited of a handler holds back may start at once, too.
+        """
         return self._put_control(control_requests.pause(queue, name, tenant, paused=False, timeout=timeout))
 
     def limit(
@@ -814,6 +824,22 @@ class Client(SyncConnection):
         Raises ControlUnconfirmed as `pause` does, or InvalidInput.
         """
         return self._put_control(control_requests.keep(queue, success, fail, timeout))
+
+    def set_breaker(
+        self,
+        queue: str,
+        failures: int | None,
+        *,
+        wait: timedelta | float = 30.0,
+        timeout: timedelta | float | None = CONFIRMATION,
+    ) -> Control:
+        """Hold back a queue after this number of failures in a row, in one worker. None removes the breaker.
+
+        After `wait` (a timedelta or seconds), one task is tried: its success lets all go on, its failure doubles the
+        wait, up to ten minutes. `resume` lets all go on at once. A `Fail` and wrong params are no failures here. Raises
+        ControlUnconfirmed as `pause` does, or InvalidInput.
+        """
+        return self._put_control(breaker_requests.breaker(queue, failures, wait, timeout))
 
     def controls(self) -> list[Control]:
         """Return all controls of queues, task names and tenants, sorted by id, even if they are no longer in force."""

@@ -37,7 +37,7 @@ def tasks_and_workers(patience: timedelta) -> Findings:
     live = [worker for worker in on_record if worker.is_live(now)]
     found = [*_live_workers(live), *_unserved(live)]
     found += yield from _gone(on_record, now)
-    groups, holds = (yield from _due_groups()), (yield from controls.known())
+    groups, holds = (yield from _due_groups()), (yield from controls.known(now))
     waiting = due_tasks(groups, live, now, patience, holds)
     waiting += yield from _not_taken(
         [g for g in groups if now - g.oldest > patience and not _cause(g, live, holds)], live, now, holds
@@ -82,7 +82,7 @@ def stuck() -> Operation[dict[tuple[str, str], str]]:
     """Return the reasons why no worker can take due tasks. The keys are pairs of queue and name."""
     now = yield from server_time()
     live = [worker for worker in views.workers_of((yield from workers.live())) if worker.is_live(now)]
-    groups, holds = (yield from _due_groups()), (yield from controls.known())
+    groups, holds = (yield from _due_groups()), (yield from controls.known(now))
     reasons: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         cause = _cause(group, live, holds)
@@ -185,7 +185,10 @@ _REMEDIES = {
 def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Control]) -> tuple[str, str] | None:
     """Return the reason why no worker can take a group's tasks, and the remedy. Return None if a worker can."""
     for control in pauses_of(group.queue, group.name, holds):
-        return f"the {control.kind} {control.target!r} is paused", f"`mtask resume --{control.kind} {control.target}`."
+        return (
+            f"the {control.kind} {control.target!r} {control.said}",
+            f"`mtask resume --{control.kind} {control.target}`.",
+        )
     admitted = [worker for worker in live if not group.worker_ids or worker.worker_id in group.worker_ids]
     start = f"Start a worker: `mtask-worker package.module:app --queues {group.queue}`."
     if not live:

@@ -56,7 +56,7 @@ def inspect(task_id: str, viewer: str | None = None) -> Operation[Inspected]:
     if task.status.is_final:
         return Inspected(seen.document, task, None, [], seen.now)
     workers = views.workers_of(seen.workers)
-    holds = yield from controls.known()
+    holds = yield from controls.known(seen.now)
     bounds = yield from limits.of_tasks([task], holds)
     reasons = waits_for(task, workers, seen.now, holds, bounds, viewer)
     return Inspected(seen.document, task, None, reasons, seen.now)
@@ -167,7 +167,14 @@ def _times(task: Task, now: datetime) -> Iterable[Reason]:
 
 def _controlled(task: Task, holds: Sequence[Control]) -> Iterable[Reason]:
     for control in pauses_of(task.queue, task.name, holds, task.tenant):
-        yield Reason("paused", f"the {control.kind} {control.target!r} is paused: `mtask resume` with --{control.kind}")
+        message = f"the {control.kind} {control.target!r} {control.said}: `mtask resume` with --{control.kind}"
+        yield Reason("paused", message, control.known_end)
+    for control in holds:
+        if (control.kind, control.target) == ("queue", task.queue):
+            for each in control.limited_keys or ():
+                if each.limit_key == task.task_option.limit_key:
+                    message = f"the limit_key {each.limit_key!r} waits, as a handler has raised RateLimited"
+                    yield Reason("rate_limited", message, each.until)
 
 
 def limits_of(queue: str, holds: Sequence[Control], tenant: str | None = None) -> list[str]:
@@ -184,9 +191,9 @@ def limits_of(queue: str, holds: Sequence[Control], tenant: str | None = None) -
 
 
 def pauses_of(queue: str, name: str, holds: Sequence[Control], tenant: str | None = None) -> list[Control]:
-    """Return the controls that pause this queue, this task name, or this tenant."""
+    """Return the controls that hold back this queue, this task name, or this tenant."""
     targets: dict[str, str | None] = {"queue": queue, "name": name, "tenant": tenant}
-    return [control for control in holds if control.paused and control.target == targets[control.kind]]
+    return [control for control in holds if control.is_held and control.target == targets[control.kind]]
 
 
 def _workers(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iterable[Reason]:

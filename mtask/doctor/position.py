@@ -99,7 +99,7 @@ def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
         return Position(task_id, status, None, False, None, None, None, tuple(held_up), now)
     if status.is_final or status is TaskStatus.RUNNING or due is None:
         return Position(task_id, status, None, False, None if status.is_final else due, None, None, (), now)
-    around = yield from _around(task)
+    around = yield from _around(task, now)
     standing = _standing(task, around, now, viewer)
     ahead = yield from for_everybody(count_ahead(standing, now))
     turns = (yield from _turns(standing, around, now)) if standing.is_fair else None
@@ -135,10 +135,10 @@ class _Around:
     bounds: Mapping[PermitPool, Bound]
 
 
-def _around(task: Task) -> Operation[_Around]:
+def _around(task: Task, now: datetime) -> Operation[_Around]:
     with suppress(AccessDenied):
         on_record = views.workers_of((yield from workers.live()))
-        holds = yield from controls.known()
+        holds = yield from controls.known(now)
         return _Around(on_record, holds, (yield from limits.of_tasks([task], holds)))
     return _Around(None, (), {})
 
@@ -181,7 +181,7 @@ def _turns(standing: Standing, around: _Around, now: datetime) -> Operation[_Tur
     first = yield from for_everybody(first_of_tenants(standing.queue, now))
     if first is None:
         return None
-    paused = {control.target for control in around.holds if control.kind == "tenant" and control.paused}
+    paused = {control.target for control in around.holds if control.kind == "tenant" and control.is_held}
     own = first.get(standing.tenant or "", standing.rank[1:])
     others = {tenant: each for tenant, each in first.items() if tenant not in {standing.tenant, *paused}}
     bound = around.bounds.get(PermitPool(standing.queue))

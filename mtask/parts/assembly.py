@@ -13,6 +13,7 @@ from mtask.app.context import Context
 from mtask.app.hooks import Hook
 from mtask.app.middleware import RunCall, watch_finish
 from mtask.errors import HandlerError
+from mtask.features.breaker.worker import Breakers
 from mtask.features.callbacks.rules import DELIVERY
 from mtask.features.controls.fair_turns import Turns
 from mtask.features.controls.keep import Retention
@@ -126,6 +127,7 @@ class Assembly:
             controls,
             Retention(scope, controls),
             Keys(scope),
+            Breakers(scope, controls, app.handlers),
             limits,
             FlowPart(scope, self.registrar.registration.incarnation, relays.RELAYS),
             [make(scope) for make in PARTS],
@@ -139,7 +141,7 @@ class Assembly:
         settlers = [Settler(scope.store, relays.RELAYS[place:]) for place in range(len(relays.RELAYS))]
         successes = judged_by(app.handlers, registrar.known)
         watch = partial(watch_finish, around.finish, scope.worker_id) if around.finish else None
-        finisher = Finisher(scope, pinger, settlers, successes, watch)
+        finisher = Finisher(scope, pinger, settlers, successes, watch, hooks.ended)
         transactions = RunTransactions(
             self.connections.handlers, pinger, successes, self.registrar.registration.incarnation
         )
@@ -266,6 +268,7 @@ def _connect(parts: Parts) -> None:
     signals.controls_changed.connect(
         features.limits.limits_changed, parts.queue.sort_anew, parts.scans.ask_full, features.retention.wake
     )
+    signals.controls_changed.connect(features.breakers.changed)
     signals.stream_stopped.connect(features.controls.poll)
     signals.called.connect(features.limits.called)
     signals.under_way.connect(parts.claimer.until_landed, features.retention.until_landed)

@@ -20,6 +20,7 @@ class Surface(NamedTuple):
 #: All features with sides for users. Users find commands, addresses and checks in this order, after those of the queue.
 FEATURES: Mapping[str, Surface] = {
     "controls": Surface("rest page doctor", ("purge", "pause", "resume", "limit", "fair", "keep", "controls")),
+    "breaker": Surface("rest page doctor", ("breaker",)),
     "bulk": Surface("rest page", ("bulk",)),
     "flows": Surface("rest page doctor", ("flow",)),
     "schedules": Surface("rest page doctor", ("schedule",)),

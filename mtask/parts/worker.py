@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtask.app.app import App
 from mtask.errors import InvalidInput
+from mtask.features.breaker.worker import Breakers
 from mtask.features.callbacks import worker as callbacks
 from mtask.features.callbacks.worker import CallbackPart
 from mtask.features.controls.keep import Retention
@@ -79,6 +80,7 @@ class Features:
     controls: Controls
     retention: Retention
     keys: Keys
+    breakers: Breakers
     limits: Limits
     flows: FlowPart
     others: Sequence[Part]  #: those of `PARTS`
@@ -108,6 +110,7 @@ def collected(parts: Sequence[Part]) -> Hooks:
         guards=_overridden(parts, "guard"),
         skips=_any_of(_overridden(parts, "skips")),
         executions=_overridden(parts, "execution"),
+        ended=_overridden(parts, "ended"),
         upkeeps=_overridden(parts, "upkeep"),
         services=tuple(service for part in parts for service in part.services()),
         beats=_overridden(parts, "beat"),

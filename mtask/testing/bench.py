@@ -292,6 +292,7 @@ def bring_nearer(by: timedelta) -> Operation[None]:
     change: dict[str, Any] = {
         "task_state.create_time": {"$subtract": [f"{x.STATE}.create_time", earlier]},
         "task_state.start_time": moved(f"{x.STATE}.start_time"),
+        "task_state.not_after": moved(f"{x.STATE}.not_after"),
         NEXT: moved(f"${NEXT}"),
         RUNS: runs,
     }

@@ -32,6 +32,7 @@ LISTED = (
     "queue",
     "task_state.create_time",
     "task_state.start_time",
+    "task_state.not_after",
     "task_state.next_preempt_time",
     "task_state.finish_time",
     "task_state.failed_cnt",

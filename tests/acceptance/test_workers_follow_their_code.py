@@ -105,7 +105,7 @@ def shop(stage: Stage) -> Iterator[Shop]:
 def test_saved_code_runs_and_what_cannot_be_imported_waits_for_the_next_save(shop: Shop) -> None:
     stage = shop.stage
     parent = shop.start("--reload", "--no-scheduler", "-l", "info")
-    held = stage.client.publish("hold", key="held", max_unexpected_retries=0).task_id
+    held = stage.client.publish("hold", key="held", max_retries=0).task_id
     eventually((shop.folder / "held").exists, message=f"the handler runs: {shop.log}")
 
     shop.save(2)  # as long as before, and perhaps in the same second

@@ -38,6 +38,7 @@ from tests.faults.mutants_of_executors import EXECUTOR_MUTATIONS
 from tests.faults.mutants_of_flow_requests import FLOW_REQUEST_MUTATIONS
 from tests.faults.mutants_of_flows import FLOW_MUTATIONS
 from tests.faults.mutants_of_gathering import GATHERING_MUTATIONS
+from tests.faults.mutants_of_holding import HOLDING_MUTATIONS
 from tests.faults.mutants_of_lookup import LOOKUP_MUTATIONS
 from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_order import ORDER_MUTATIONS
@@ -68,6 +69,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,
     *CONTROL_MUTATIONS,
+    *HOLDING_MUTATIONS,
     *ORDER_MUTATIONS,
     *SCHEDULE_MUTATIONS,
     *EVENT_MUTATIONS,

@@ -25,8 +25,10 @@ def next_preempt_time(task: Task, now: datetime) -> datetime | None:
     if rules.status(task, now).is_final or rules.is_waiting(task):
         return None
     moments = [run.ping_expire_time for run in rules.live_runs(task, now)]
-    if not task.task_state.cancel_requested and not rules.is_exhausted(task, now) and rules.has_free_seat(task, now):
+    is_over = task.task_state.cancel_requested or rules.is_exhausted(task, now) or rules.is_expired(task, now)
+    if not is_over and rules.has_free_seat(task, now):
         moments += free_seat_times(task, now)
+        moments += [] if task.task_state.not_after is None else [task.task_state.not_after]
     return min(moments, default=rules.due_time(task))
 
 

@@ -260,6 +260,9 @@ def task(random: Random, max_runs: int = 6) -> Document:
     start = random.choice(["missing", "null", "there"])
     if start != "missing":
         state["start_time"] = instant(random) if start == "there" else None
+    expiry = random.choice(["missing", "missing", "null", "there"])
+    if expiry != "missing":
+        state["not_after"] = instant(random) if expiry == "there" else None
     if status in FINAL_STATUSES:
         if random.random() < 0.5:
             state["finish_time"] = earlier(random)

@@ -43,6 +43,7 @@ RULES: dict[str, Rule] = {
     "retry_time": (lambda t, w, now: rules.retry_time(t, w), twins.retry_time(_WORKER)),
     "is_candidate": (rules.is_candidate, twins.is_candidate(_WORKER, _NOW)),
     "may_take": (rules.may_take, twins.may_take(_WORKER, _NOW)),
+    "is_expired": (lambda t, w, now: rules.is_expired(t, now), twins.is_expired(_NOW)),
     "next_preempt_time": (lambda t, w, now: oracle.next_preempt_time(t, now), twins.next_preempt_time(_NOW)),
     "free_seat_times": (lambda t, w, now: oracle.free_seat_times(t, now), twins.free_seat_times(_NOW)),
     "is_interrupted": (lambda t, w, now: rules.is_interrupted(t, now), twins.is_interrupted(_NOW)),
@@ -126,14 +127,15 @@ def test_preemptable_at_is_the_first_moment_at_which_a_claim_succeeds(
         parsed_task = parsed(document)
         state = parsed_task.task_state
         edges = [NOW, state.start_time or NOW, *(r.ping_expire_time for r in parsed_task.runs)]
+        edges += [] if state.not_after is None else [state.not_after]
         edges += [r.retry_time for r in parsed_task.runs if r.retry_time is not None]
         around = [m for edge in [*edges, *moments] for m in (edge - millisecond, edge, edge + millisecond) if m >= NOW]
         first = rules.preemptable_at(parsed_task, worker, NOW)
         if first is not None:
             assert first >= NOW, document
-            assert rules.may_take(parsed_task, worker, first), document
+            assert rules.is_claimable(parsed_task, worker, first), document
         for moment in around:
-            if rules.may_take(parsed_task, worker, moment):
+            if rules.is_claimable(parsed_task, worker, moment):
                 assert first is not None, document
                 assert first <= moment, document
 

@@ -56,6 +56,7 @@ _SPOILED = (
     "another status",
     "final",
     "not due",
+    "has expired",
     "starts later",
     "an earlier run",
     "an earlier round",
@@ -87,6 +88,7 @@ def nearly_simple(
     for field in ("flow", "owed_since", "owed_tasks", "expire_time", "again", "callback", "callback_owed"):
         document.pop(field, None)
     state.pop("reason", None)
+    state["not_after"] = random.choice([None, LATER])
     if random.random() < 0.5 if is_step is None else is_step:
         document["flow"] = flow(random) | {"release_time": earlier(random)}
     if is_held:
@@ -101,6 +103,7 @@ def nearly_simple(
         "another status": lambda: state.update(status="INIT" if is_held else "RUNNING"),
         "final": lambda: state.update(status="CANCELED"),
         "not due": lambda: state.update(next_preempt_time=NOW + timedelta(seconds=1)),
+        "has expired": lambda: state.update(not_after=NOW),
         "starts later": lambda: state.update(start_time=NOW + timedelta(seconds=1)),
         "an earlier run": lambda: state["worker_states"].insert(0, {**held_run("earlier"), "status": "FAIL"}),
         "an earlier round": lambda: state["worker_states"].insert(0, {**held_run("earlier"), "past": True}),
@@ -241,6 +244,7 @@ def test_simple_task_is_taken_as_one(store: SyncStore, is_held: bool, spoiled: s
 def is_simple(document: Document, held: Document | None, *, has_steps: bool) -> bool:
     """Whether it is due or held by this one run, and needs none of the rules that the short statements leave out."""
     option, state = document["task_option"], document["task_state"]
+    is_open = held is not None or (state["not_after"] or LATER) > NOW
     is_due = held is not None or (state["next_preempt_time"] <= NOW and (state["start_time"] or NOW) <= NOW)
     is_as_is = (state["status"], state["worker_states"]) == (("RUNNING", [held]) if held else ("INIT", []))
     wants_one = option["concurrent_worker_cnt"] == 1 and (held is not None or option["specific_worker_ids"] == [])
@@ -253,4 +257,4 @@ def is_simple(document: Document, held: Document | None, *, has_steps: bool) -> 
     else:
         is_sound = held is None or "owed_since" not in document
     is_sound = is_sound and "again" not in document and (held is None or "callback" not in document)
-    return is_sound and is_due and is_as_is and wants_one and has_lease and is_calm
+    return is_open and is_sound and is_due and is_as_is and wants_one and has_lease and is_calm

@@ -89,6 +89,8 @@ def _spec(line: Any, name: str | None, defaults: Mapping[str, Any], options: Map
         raise InvalidInput("task_option is an object of options.", field="task_option")
     given: dict[str, Any] = {name: line.get(name) or defaults.get(name) for name in ("queue", "lookup", "callback")}
     given |= _start(line) or _start(defaults)
+    expires = line.get("expires", defaults.get("expires"))
+    given["expires"] = values.expiry(expires, "expires", is_flag=False) if isinstance(expires, str) else expires
     return TaskSpec(
         task,
         line.get("params"),

@@ -122,6 +122,8 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         lines += _flow_lines(task.flow, now)
     if state.start_time is not None:
         lines.append(("start_time", _when(state.start_time, now)))
+    if state.not_after is not None:
+        lines.append(("not_after", _when(state.not_after, now)))
     if state.finish_time is not None:
         lived = lasting(state.finish_time - state.create_time)
         lines.append(("finished", f"{_when(state.finish_time, now)}, {lived} after its creation"))

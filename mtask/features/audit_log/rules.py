@@ -33,6 +33,7 @@ Intent = Literal[
     "pause",
     "resume",
     "limit",
+    "breaker",
     "keep",
     "fair",
     "stop worker",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -12,7 +12,7 @@ from mtask.arguments.criteria import NameCriteria
 from mtask.cli import failures, values
 from mtask.cli.context import Cli
 from mtask.cli.options import YesFlag, command, is_confirmed
-from mtask.cli.output import Column, clean, listing, relative
+from mtask.cli.output import Column, clean, listing, moment, relative
 from mtask.errors import InvalidInput
 from mtask.features.controls.rules import Control
 
@@ -39,13 +39,34 @@ def register(app: typer.Typer) -> None:
     command(app, "controls", controls, PANEL)
 
 
-def pause(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
+def pause(
+    cli: Cli,
+    queue: _Queue = None,
+    name: _Name = None,
+    lasts: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="It ends by itself after this time: 30m, 2h.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="INSTANT", help="It ends by itself then: 2030-01-31T08:00:00Z.")
+    ] = None,
+    timeout: _Timeout = "60s",
+) -> None:
     """Stop workers from claiming the tasks of a queue, a task name, or a --tenant. Current runs continue.
 
-    The command returns once every live worker has confirmed. The pause lasts until `mtask resume`.
+    The command returns once every live worker has confirmed. The pause lasts until `mtask resume`, or ends by the
+    server's clock with --for or --until.
     """
     limit = values.duration(timeout, "timeout")
-    _report(cli, cli.client().pause(queue=queue, name=name, tenant=cli.flags.tenant, timeout=limit))
+    if lasts is not None and until is not None:
+        raise InvalidInput("give --for or --until, not both.", field="until")
+    end = None if lasts is None else values.duration(lasts, "for")
+    end_time = None if until is None else values.instant(until, "until")
+    _report(
+        cli,
+        cli.client().pause(
+            queue=queue, name=name, tenant=cli.flags.tenant, until=end_time if end is None else end, timeout=limit
+        ),
+    )
 
 
 def resume(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:
@@ -164,8 +185,13 @@ def _rate(text: str | None, field: str) -> tuple[int, timedelta] | None:
     return int(starts), values.duration(f"1{window}" if window[0].isalpha() else window, field)
 
 
+def _state(control: Control) -> str:
+    return "paused" if control.paused else "waits" if control.limited_until is not None else "tripped"
+
+
 def _limits(control: Control) -> str:
-    parts = [] if control.limit is None else [str(control.limit)]
+    parts = [] if control.breaker is None else [str(control.breaker)]
+    parts += [] if control.limit is None else [str(control.limit)]
     if control.key_limit is not None:
         parts.append(f"each key {control.key_limit}")
     if control.tenant_limit is not None:
@@ -175,7 +201,25 @@ def _limits(control: Control) -> str:
 
 def _report(cli: Cli, control: Control) -> None:
     word = "paused" if control.paused else "resumed"
-    cli.answer(control.model_dump(by_alias=True), f"{word}  {control.kind} {clean(control.target)}")
+    end = f"  until {moment(control.until)}" if control.paused and control.until is not None else ""
+    cli.answer(control.model_dump(by_alias=True), f"{word}  {control.kind} {clean(control.target)}{end}")
+
+
+def _holds(control: Control, now: datetime) -> list[str]:
+    """Return what of a control ends by itself, in words."""
+    parts = []
+    if control.paused and control.until is not None:
+        parts.append(f"resumes {relative(control.until, now)}")
+    if control.limited_until is not None:
+        parts.append(f"rate limited, goes on {relative(control.limited_until, now)}")
+    if control.limited_keys:
+        count = len(control.limited_keys)
+        parts.append(f"{count:,} limit_key{'s' if count > 1 else ''} rate limited")
+    if control.opened is not None:
+        parts.append(
+            f"too many failures: {clean(control.opened.by)} tries one task {relative(control.opened.until, now)}"
+        )
+    return parts
 
 
 def controls(cli: Cli) -> None:
@@ -198,13 +242,16 @@ def controls(cli: Cli) -> None:
     )
     rows: list[list[str | Text]] = [
         [
-            Text("paused", style="yellow") if control.paused else "open",
+            Text(_state(control), style="yellow") if control.is_held else "open",
             control.kind,
             control.target,
-            "; ".join(filter(None, (_limits(control), _FAIR if control.fair else "", _kept(control)))) or "-",
+            "; ".join(
+                filter(None, (*_holds(control, now), _limits(control), _FAIR if control.fair else "", _kept(control)))
+            )
+            or "-",
             relative(control.update_time, now),
         ]
-        for control in found
+        for control in (stored.at(now) for stored in found)
     ]
     cli.say(*listing(columns, rows, cli.out.width))
 

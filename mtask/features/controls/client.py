@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from mtask.arguments.criteria import TaskCriteria, checked
 from mtask.client import requests, views
-from mtask.errors import ControlUnconfirmed, InvalidInput, SchemaMismatch, WorkersTooOld, shown
+from mtask.errors import MAX_DELAY, ControlUnconfirmed, InvalidInput, SchemaMismatch, WorkersTooOld, shown
 from mtask.features.audit_log import client as actions
 from mtask.features.audit_log.client import said
 from mtask.features.audit_log.rules import Intent
@@ -23,13 +23,15 @@ from mtask.features.controls import operations as controls
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MENDING, Kind, Limit, check_target
 from mtask.features.controls.rules import Control as Control
 from mtask.kernel.document.status import FINAL, TaskStatus
-from mtask.kernel.document.task import read_as
+from mtask.kernel.document.task import ENDING_PAUSES_REVISION, read_as
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations import change, workers
 from mtask.kernel.operations.publish import milliseconds
 
 #: A limit of starts: the most starts in any window of time, and the window's length (a timedelta or seconds).
 Rate: TypeAlias = tuple[int, timedelta | float]
+#: The end of a pause: an instant, or so long from now (a timedelta or seconds), by the server's clock.
+Until: TypeAlias = datetime | timedelta | float
 #: The most workers that an error names.
 _EXAMPLES = 5
 
@@ -57,6 +59,10 @@ class Change:
             old = yield from workers.without_tenants(_EXAMPLES)
             if old:
                 raise WorkersTooOld(old, what="limits and turns of tenants", is_control=True)
+        if self.fields.get("until") is not None:
+            old = yield from workers.older(ENDING_PAUSES_REVISION, _EXAMPLES)
+            if old:
+                raise WorkersTooOld(old, what="pauses that end", is_control=True)
         if any(self.fields.get(field) is not None for field in ("keep_success", "keep_fail")):
             yield from change.prepare_keep()
         return control_of((yield from controls.put(self.kind, self.target, self.fields)))
@@ -89,13 +95,41 @@ def _confirms(worker: Mapping[str, Any], control: Control) -> bool:
 
 
 def pause(
-    queue: str | None, name: str | None, tenant: str | None, *, paused: bool, timeout: timedelta | float | None
+    queue: str | None,
+    name: str | None,
+    tenant: str | None,
+    *,
+    paused: bool,
+    timeout: timedelta | float | None,
+    until: Until | None = None,
 ) -> Change:
     """Return the checked request to pause or resume; raise InvalidInput."""
     kind, target = check_target(queue, name, tenant)
     waiting = requests.wait_policy(f"{kind}:{target}", timeout)
     intent: Intent = "pause" if paused else "resume"
-    return Change(kind, target, {"paused": paused}, "paused" if paused else "resumed", waiting, intent)
+    end = None if until is None else _end(until)
+    fields = {"paused": paused, "until": end}
+    if not paused:
+        fields |= {"limited_until": None, "opened": None, **({"limited_keys": None} if kind == "queue" else {})}
+    said = "" if end is None else actions.said({"until" if isinstance(end, datetime) else "for": end})
+    return Change(kind, target, fields, "paused" if paused else "resumed", waiting, intent, said)
+
+
+def _end(until: Until) -> datetime | timedelta:
+    """Check the end of a pause; raise InvalidInput."""
+    if isinstance(until, datetime):
+        if until.utcoffset() is None:
+            raise InvalidInput("until has no time zone: give an aware datetime, or a timedelta.", field="until")
+        return until
+    try:
+        if isinstance(until, bool):
+            raise TypeError
+        wait = until if isinstance(until, timedelta) else timedelta(seconds=until)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(f"until {shown(until)}: give a datetime, a timedelta or seconds.", field="until") from None
+    if not timedelta(0) < wait <= MAX_DELAY:
+        raise InvalidInput(f"until {wait.total_seconds():g} s: use more than 0 and at most 10 years.", field="until")
+    return wait
 
 
 def limit(
@@ -156,12 +190,16 @@ def keep(queue: str, success: int | None, fail: int | None, timeout: timedelta |
     return Change(kind, target, fields, done, waiting, "keep", detail)
 
 
-def known() -> Operation[list[Control]]:
-    """Return the controls, without malformed ones, sorted by id. Use them for explanations, not for decisions."""
+def known(now: datetime | None = None) -> Operation[list[Control]]:
+    """Return the controls, without malformed ones, sorted by id. Use them for explanations, not for decisions.
+
+    What is over at `now`, the server's time, is left out of them. None: nothing is left out.
+    """
     found = []
     for document in (yield from controls.every()):
         with suppress(SchemaMismatch):
-            found.append(control_of(document))
+            control = control_of(document)
+            found.append(control if now is None else control.at(now))
     return found
 
 

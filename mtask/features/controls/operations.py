@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from pymongo import ReturnDocument
 
 from mtask.database import setup
 from mtask.errors import DuplicateKey
-from mtask.features.controls.rules import Kind, control_id
+from mtask.features.controls.rules import MAX_LIMITED_KEYS, Kind, control_id
 from mtask.kernel.document.options import MAX_COUNT
 from mtask.kernel.document.task import SCHEMA_VERSION
-from mtask.kernel.driver.operation import Operation, controls
+from mtask.kernel.driver.operation import Collection, Operation, controls
+from mtask.kernel.operations.publish import milliseconds
 from mtask.kernel.statements import expressions as x
 from mtask.search.order import end_of_prefix
 
@@ -21,9 +23,44 @@ _RACES = 5
 
 
 def put(kind: Kind, target: str, changes: Mapping[str, Any]) -> Operation[Document]:
-    """Change or make a control; return the control. If nothing changes, its revision stays the same."""
-    yield from setup.make_sure(["controls", "places"] if any("limit" in name for name in changes) else ["controls"])
-    given = {name: x.literal(value) for name, value in changes.items()}
+    """Change or make a control; return the control. If nothing changes, its revision stays the same.
+
+    A timedelta stands for the instant so long from now, by the server's clock.
+    """
+    limits = any(name.endswith("limit") for name in changes)
+    given = {
+        name: from_now(value) if isinstance(value, timedelta) else x.literal(value) for name, value in changes.items()
+    }
+    return (yield from write(kind, target, given, also=["places"] if limits else []))
+
+
+def from_now(wait: timedelta) -> x.Expression:
+    """Return the instant so long from now, by the server's clock."""
+    return x.add_ms(x.NOW, milliseconds(wait))
+
+
+def hold(kind: Kind, target: str, wait: timedelta, limit_key: str | None = None) -> Operation[Document]:
+    """Let the tasks of a queue, a name, or a limit_key of a queue wait for so long. A longer wait stays."""
+    until = from_now(wait)
+    if limit_key is None:
+        return (yield from write(kind, target, {"limited_until": {"$max": ["$limited_until", until]}}))
+    key = x.literal(limit_key)
+    there = {"$cond": [{"$isArray": ["$limited_keys"]}, "$limited_keys", []]}
+    others = {"$and": [{"$gt": ["$$one.until", x.NOW]}, {"$ne": ["$$one.limit_key", key]}]}
+    own = {"$filter": {"input": there, "as": "one", "cond": {"$eq": ["$$one.limit_key", key]}}}
+    mine = {
+        "limit_key": key,
+        "until": {"$max": [{"$max": {"$map": {"input": own, "as": "one", "in": "$$one.until"}}}, until]},
+    }
+    keys = {"$concatArrays": [{"$filter": {"input": there, "as": "one", "cond": others}}, [mine]]}
+    return (yield from write(kind, target, {"limited_keys": {"$slice": [keys, -MAX_LIMITED_KEYS]}}))
+
+
+def write(
+    kind: Kind, target: str, given: Mapping[str, x.Expression], also: Sequence[Collection] = ()
+) -> Operation[Document]:
+    """Change or make a control: `given` holds the expressions of its fields. `also`: further collections it needs."""
+    yield from setup.make_sure(["controls", *also])
     revision = {"$convert": {"input": "$revision", "to": "long", "onError": 0, "onNull": 0}}
     can_count_on = {"$and": [{"$gt": [revision, 0]}, {"$lt": [revision, MAX_COUNT]}]}
     wanted = {"kind": kind, "target": x.literal(target), "schema_version": SCHEMA_VERSION, **given}

@@ -43,7 +43,10 @@ async def queue(visit: Visit) -> Response:
         state=state,
         now=state.now,
         serving=serving,
-        paused={control.target for control in state.names if control.paused},
+        paused={control.target for control in state.names if control.is_held},
+        breaker=None if control is None else control.breaker,
+        holds="" if control is None else control.said,
+        held_until=None if control is None or not control.is_held else control.known_end,
         limit=(control and control.limit) or _NONE,
         key_limit=(control and control.key_limit) or _NONE,
         tenant_limit=(control and control.tenant_limit) or _NONE,
@@ -90,8 +93,10 @@ def _back(visit: Visit, name: str) -> str:
 async def pause(visit: Visit) -> Response:
     """Stop workers from claiming tasks of a queue."""
     name = _named(visit)
-    changing = visit.client.pause(queue=name, timeout=_PATIENCE)
-    return await _confirmed(visit, changing, f"The queue {name} is paused.", _back(visit, name))
+    lasts = visit.form.seconds("for")
+    changing = visit.client.pause(queue=name, until=lasts, timeout=_PATIENCE)
+    ends = "" if lasts is None else f" for {lasts:g} s"
+    return await _confirmed(visit, changing, f"The queue {name} is paused{ends}.", _back(visit, name))
 
 
 @addresses.post_at("/queue/resume", Role.OPERATE, of_database=True)

@@ -1,10 +1,12 @@
 """The routes of controls: of queues, task names and tenants. They concern the whole database."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import BaseModel, Field, StrictBool
+from pydantic import AwareDatetime, BaseModel, Field, StrictBool
 
+from mtask.errors import InvalidInput
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS, Control
 from mtask.kernel.document.options import WHOLE
 from mtask.web import views
@@ -94,6 +96,14 @@ _READ, _OPERATE = about(of_database=True), about(Role.OPERATE, of_database=True)
 Timeout = Annotated[
     float, Query(ge=0, le=60, description="Wait this long, in seconds, until every live worker confirms; else 202.")
 ]
+For = Annotated[float | None, Query(alias="for", gt=0, description="The pause ends by itself after these seconds.")]
+Until = Annotated[AwareDatetime | None, Query(description="The pause ends by itself at this instant, ISO 8601.")]
+
+
+def _end(lasts: float | None, until: datetime | None) -> float | datetime | None:
+    if lasts is not None and until is not None:
+        raise InvalidInput("give for or until, not both.", field="until")
+    return until if lasts is None else lasts
 
 
 def _rate(rate: RateBody | None) -> tuple[int, float] | None:
@@ -112,9 +122,11 @@ async def controls(client: TheClient) -> Any:
 
 
 @routes.post("/v1/queues/{queue}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def pause_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) -> Any:
+async def pause_queue(
+    queue: Segment, client: TheClient, lasts: For = None, until: Until = None, timeout: Timeout = 5
+) -> Any:
     """Stop workers from claiming tasks of a queue. Current runs continue."""
-    return _control(await client.pause(queue=queue, timeout=timeout))
+    return _control(await client.pause(queue=queue, until=_end(lasts, until), timeout=timeout))
 
 
 @routes.post("/v1/queues/{queue}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
@@ -124,9 +136,11 @@ async def resume_queue(queue: Segment, client: TheClient, timeout: Timeout = 5) 
 
 
 @routes.post("/v1/names/{name}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def pause_name(name: NameSegment, client: TheClient, timeout: Timeout = 5) -> Any:
+async def pause_name(
+    name: NameSegment, client: TheClient, lasts: For = None, until: Until = None, timeout: Timeout = 5
+) -> Any:
     """Stop workers from claiming tasks of this name. Current runs continue."""
-    return _control(await client.pause(name=name, timeout=timeout))
+    return _control(await client.pause(name=name, until=_end(lasts, until), timeout=timeout))
 
 
 @routes.post("/v1/names/{name}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
@@ -166,9 +180,11 @@ async def limit_tenant(tenant: Tenant, body: TenantLimitBody, client: TheClient,
 
 
 @routes.post("/v1/tenants/{tenant}:pause", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)
-async def pause_tenant(tenant: Tenant, client: TheClient, timeout: Timeout = 5) -> Any:
+async def pause_tenant(
+    tenant: Tenant, client: TheClient, lasts: For = None, until: Until = None, timeout: Timeout = 5
+) -> Any:
     """Stop workers from claiming tasks of a tenant. Current runs continue."""
-    return _control(await client.pause(tenant=tenant, timeout=timeout))
+    return _control(await client.pause(tenant=tenant, until=_end(lasts, until), timeout=timeout))
 
 
 @routes.post("/v1/tenants/{tenant}:resume", response_model=ControlEntry, responses=UNCONFIRMED, openapi_extra=_OPERATE)

@@ -6,6 +6,8 @@ Each queue, task name or tenant with a control has one document in the collectio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
@@ -17,9 +19,12 @@ from mtask.kernel.document.task import Instant, Text
 from mtask.kernel.document.values import Stored
 
 Kind = Literal["queue", "name", "tenant"]
+#: The most limit_keys of a queue that wait after a RateLimited. Of more, the oldest is dropped.
+MAX_LIMITED_KEYS = 1_000
 #: The most runs or starts that one document of permits can count.
 MAX_PERMITS = 1_000
 MAX_KEPT = 1_000_000
+MAX_BREAKER_FAILURES, MIN_BREAKER_WAIT_MS, MAX_BREAKER_WAIT_MS = 10_000, 100, 600_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
 #: The advice about a control that cannot be read, for error messages.
 MENDING = (
@@ -56,6 +61,35 @@ class Limit(BaseModel):
         return ", ".join(parts)
 
 
+class LimitedKey(Stored):
+    """A limit_key whose tasks wait, because one of them has raised RateLimited."""
+
+    limit_key: Text
+    until: Instant
+
+
+class BreakerRule(Stored):
+    """How many failures in a row, in one worker, hold back a queue, and for how long at first."""
+
+    failures: Annotated[int, Field(ge=1, le=MAX_BREAKER_FAILURES), WHOLE]
+    wait_ms: Annotated[int, Field(ge=MIN_BREAKER_WAIT_MS, le=MAX_BREAKER_WAIT_MS), WHOLE]
+
+    def __str__(self) -> str:
+        return f"breaker: {self.failures} failures in a row, {self.wait_ms / 1000:g} s"
+
+
+class Opened(Stored):
+    """A breaker that has opened: no task of the target starts, but for one at a time, as a probe, after the wait."""
+
+    by: Text  #: the worker that makes the next probe
+    time: Instant  #: when it opened
+    wait_ms: Annotated[int, Field(ge=1), WHOLE]
+    until: Instant  #: the end of the wait: the server's clock shows it
+    #: The worker `by` alone may make the probe until then. It moves this time on while it lives.
+    held_until: Instant
+    reason: Text | None = None  #: the last failure
+
+
 class Control(Stored):
     """The control of one queue, one task name or one tenant."""
 
@@ -63,10 +97,17 @@ class Control(Stored):
     kind: Kind
     target: Annotated[Text, Field(min_length=1)]
     paused: StrictBool = False
+    #: The end of the pause, by the server's clock. Nobody writes at the end. None: the pause lasts until `resume`.
+    until: Instant | None = None
+    #: Until when the tasks wait because one of them has raised RateLimited, and until when those of limit_keys do.
+    limited_until: Instant | None = None
+    limited_keys: list[LimitedKey] | None = None
     limit: Limit | None = None  #: for the whole queue, or for the tenant in all queues
     key_limit: Limit | None = None  #: for the tasks of each limit_key in the queue
     tenant_limit: Limit | None = None  #: for the tasks of each tenant in the queue
     fair: StrictBool = False  #: whether the tenants of the queue take turns
+    breaker: BreakerRule | None = None  #: of a queue; those of names are declared by their handlers
+    opened: Opened | None = None
     #: The number of SUCCESS tasks that the queue keeps, the newest ones. None: the queue keeps all.
     keep_success: Annotated[int, Field(ge=0, le=MAX_KEPT), WHOLE] | None = None
     #: The number of FAIL and CANCELED tasks together that the queue keeps, the newest ones. None: the queue keeps all.
@@ -80,12 +121,65 @@ class Control(Stored):
     def _identity_holds(self) -> Self:
         if self.id != control_id(self.kind, self.target):
             raise ValueError(f"_id {self.id!r} is not kind:target")
-        of_queues = (self.key_limit, self.tenant_limit, self.fair or None, self.keep_success, self.keep_fail)
+        of_queues = (
+            self.key_limit,
+            self.tenant_limit,
+            self.fair or None,
+            self.keep_success,
+            self.keep_fail,
+            self.breaker,
+        )
         if self.kind == "name" and any(value is not None for value in (self.limit, *of_queues)):
             raise ValueError("limits, fair turns and retention are for queues, not for task names")
+        if self.kind != "queue" and self.limited_keys:
+            raise ValueError("limit_keys are of queues")
         if self.kind == "tenant" and any(value is not None for value in of_queues):
             raise ValueError("a tenant has a pause and one limit; the rest is for queues")
         return self
+
+    def at(self, now: datetime) -> Self:
+        """Return the control without the pause and the limits that are over at `now`, by the server's clock."""
+        over: dict[str, Any] = {}
+        if self.paused and self.until is not None and self.until <= now:
+            over |= {"paused": False, "until": None}
+        if self.limited_until is not None and self.limited_until <= now:
+            over["limited_until"] = None
+        if self.limited_keys and any(each.until <= now for each in self.limited_keys):
+            over["limited_keys"] = [each for each in self.limited_keys if each.until > now] or None
+        return self.model_copy(update=over) if over else self
+
+    @property
+    def holds(self) -> bool:
+        """Whether no task of the target may start: it is paused, or one of them has raised RateLimited. See `at`."""
+        return self.paused or self.limited_until is not None
+
+    @property
+    def said(self) -> str:
+        """Why no task of the target starts, in words."""
+        if self.paused:
+            return "is paused"
+        if self.limited_until is not None:
+            return "waits, as a handler has raised RateLimited"
+        return "is held back by its breaker, as too many runs have failed" if self.opened is not None else ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no task of the target starts, but for the probe of a breaker."""
+        return self.holds or self.opened is not None
+
+    @property
+    def known_end(self) -> datetime | None:
+        """Until when no task of the target starts; None: nobody can tell."""
+        if self.paused and self.until is None:
+            return None
+        opened = None if self.opened is None else self.opened.until
+        return max((end for end in (self.until, self.limited_until, opened) if end is not None), default=None)
+
+    @property
+    def ends(self) -> Iterable[datetime]:
+        """The instants at which something of the control ends by itself."""
+        keys = [each.until for each in self.limited_keys or ()]
+        return [instant for instant in (self.until if self.paused else None, self.limited_until, *keys) if instant]
 
 
 class Start(BaseModel):

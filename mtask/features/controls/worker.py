@@ -10,21 +10,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from mtask.errors import DatabaseError, DatabaseUnavailable
+from mtask.errors import DatabaseError, DatabaseUnavailable, MtaskError
 from mtask.features.controls import operations as controls
-from mtask.features.controls.rules import MENDING, Control, Limit, control_id
+from mtask.features.controls.rules import MENDING, BreakerRule, Control, Kind, Limit, control_id
 from mtask.kernel.document.task import describe_validation
 from mtask.kernel.driver.stores import CONTROLS
+from mtask.kernel.statements.filters import Filter, none_of
+from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.process.log import fields, logger, told
 from mtask.kernel.worker.process.part import Part, Service
 from mtask.kernel.worker.process.state import Scope
-from mtask.kernel.worker.process.time import wake_or_wait
+from mtask.kernel.worker.process.time import Backoff, wake_or_wait
+from mtask.kernel.worker.running.run import HeldRun
 
 _PAUSE, _REFUSED_PAUSE = 0.2, 30.0
+#: The server's clock shows whole milliseconds. A pause is over when the clock shows its end.
+_TICK = 0.002
+#: A wait that is known counts as long enough if it is at least this part of the wait that a handler asks for.
+_ABOUT = 0.9
+#: What a handler asks to hold back: a queue or a name, or a limit_key of a queue.
+_Held: TypeAlias = tuple[Kind, str, str | None]
 #: The interval at which a stopping worker reads the controls, in seconds.
 _POLL = 0.5
 #: The change stream tells of changed controls. In case it has missed one, they are read at each n-th regular scan: once
@@ -42,6 +53,7 @@ class Controls(Part):
         self._signals = scope.signals
         self._validity = scope.validity
         self._validity.on_silence = self.wake
+        self._clock = scope.clock
         self._queues = list(scope.queues)
         self._names = list(scope.names)
         self.served = scope.served
@@ -60,6 +72,16 @@ class Controls(Part):
         self._changed = asyncio.Event()
         self._is_stopping = False
         self._poll_seconds: float | None = None
+        #: The controls with a breaker that has opened, by id, and the breakers of queues.
+        self.opened: dict[str, Control] = {}
+        self.breakers: dict[str, BreakerRule] = {}
+        #: Reads the controls again when the next pause ends.
+        self._end_timer: asyncio.TimerHandle | None = None
+        #: The limit_keys that wait, by queue.
+        self._limited_keys: dict[str, frozenset[str]] = {}
+        #: What handlers have asked to hold back, each with the end (monotonic seconds). It is written soon.
+        self._asked: dict[_Held, float] = {}
+        self._ask = asyncio.Event()
 
     def watches(self) -> Mapping[str, Callable[[], object]]:
         """Read the controls when they have changed."""
@@ -79,7 +101,75 @@ class Controls(Part):
         return (
             Service(self.run, self.stop, begin=self.begin, lasts=True),
             Service(self.run_confirming, lasts=True),
+            Service(self.run_holding, lasts=True),
         )
+
+    def guard(self) -> list[Filter]:
+        """Leave out the tasks of limit_keys that wait."""
+        return none_of(
+            [
+                {"queue": queue, "task_option.limit_key": {"$in": sorted(keys)}}
+                for queue, keys in self._limited_keys.items()
+            ]
+        )
+
+    def skips(self, document: Mapping[str, Any]) -> bool:
+        """Whether the limit_key of a task waits."""
+        if not self._limited_keys:
+            return False
+        keys, option = self._limited_keys.get(document.get("queue") or ""), document.get("task_option")
+        return keys is not None and isinstance(option, Mapping) and option.get("limit_key") in keys
+
+    def ended(self, run: HeldRun, outcome: Outcome | None) -> None:
+        """Hold back what the handler of a run has asked for."""
+        if outcome is None or outcome.holds is None or not outcome.delay_ms:
+            return
+        key = run.option.limit_key if outcome.holds == "limit_key" else None
+        if outcome.holds == "name":
+            held: _Held = ("name", run.name, None)
+        elif outcome.holds == "limit_key" and key is None:
+            return  # the task waits alone
+        else:
+            held = ("queue", run.queue, key)
+        until = monotonic() + outcome.delay_ms / 1000
+        self._asked[held] = max(until, self._asked.get(held, 0.0))
+        self._ask.set()
+
+    async def run_holding(self) -> None:
+        """Write what handlers have asked to hold back, until `stop`. All runs that ask at once cost one write."""
+        pauses = Backoff(_PAUSE, _REFUSED_PAUSE)
+        while True:
+            await self._ask.wait()
+            self._ask.clear()
+            try:
+                await self._write_asked()
+                pauses.reset()
+            except MtaskError as error:
+                logger.warning("tasks not held back, will be tried again", extra=fields(reason=told(error)))
+                asyncio.get_running_loop().call_later(pauses.next(), self._ask.set)
+            if self._is_stopping:
+                return
+
+    async def _write_asked(self) -> None:
+        """Write what is to be held back; raise MtaskError."""
+        while self._asked:
+            held, until = next(iter(self._asked.items()))
+            kind, target, key = held
+            wait = timedelta(seconds=until - monotonic())
+            if wait > timedelta(0) and not self._is_held(held, wait):
+                await self._store.run(controls.hold(kind, target, wait, key))
+            if self._asked.get(held) == until:
+                del self._asked[held]
+
+    def _is_held(self, held: _Held, wait: timedelta) -> bool:
+        """Whether these tasks are known to be held back for about as long: many runs may ask for the same."""
+        kind, target, key = held
+        control = self._good.get(control_id(kind, target))
+        if control is None:
+            return False
+        ends = [each.until for each in control.limited_keys or () if each.limit_key == key]
+        end = max(ends, default=None) if key is not None else control.limited_until
+        return end is not None and end >= self._clock.now() + wait * _ABOUT
 
     def beat(self) -> Mapping[str, Any]:
         """Tell the revisions of the controls that this worker has confirmed."""
@@ -99,6 +189,9 @@ class Controls(Part):
         self._is_stopping = True
         self._wake.set()
         self._changed.set()
+        self._ask.set()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
 
     async def run(self) -> None:
         """Read the controls after each `wake` until `stop`, and apply them from the next claim on."""
@@ -152,7 +245,10 @@ class Controls(Part):
         # version was ever readable, the queue or name counts as paused: the control may be a pause.
         found = [*sound, *(self._good[id_] for id_ in malformed if id_ in self._good)]
         self._good = {control.id: control for control in found}
-        paused = {c.id for c in found if c.paused} | {id_ for id_ in malformed if id_ not in self._good}
+        now = self._clock.now()
+        self._time_ends(found, now)
+        found = [control.at(now) for control in found]
+        paused = {c.id for c in found if c.holds} | {id_ for id_ in malformed if id_ not in self._good}
         before = self._paused()
         self.served.paused_queues = frozenset(q for q in self._queues if control_id("queue", q) in paused)
         self.served.paused_names = frozenset(n for n in self._names if control_id("name", n) in paused)
@@ -162,6 +258,11 @@ class Controls(Part):
         of_queues = [c for c in found if c.kind == "queue"]
         self.limits = {c.target: c for c in of_queues if c.limit or c.key_limit or c.tenant_limit}
         self.tenant_limits = {c.target: c.limit for c in found if c.kind == "tenant" and c.limit is not None}
+        self._limited_keys = {
+            c.target: frozenset(each.limit_key for each in c.limited_keys) for c in of_queues if c.limited_keys
+        }
+        self.opened = {c.id: c for c in found if c.opened is not None}
+        self.breakers = {c.target: c.breaker for c in of_queues if c.breaker is not None}
         self.served.is_limited = bool(self.limits or self.tenant_limits)
         self.served.fair_queues = frozenset(c.target for c in of_queues if c.fair)
         self.keeps = {c.target: c for c in sound if c.keep_success is not None or c.keep_fail is not None}
@@ -173,6 +274,16 @@ class Controls(Part):
         # the client that set the pause waits for this worker to confirm it.
         self._validity.caught_up(silence_cnt)
         return bool(before - after)
+
+    def _time_ends(self, found: Sequence[Control], now: datetime) -> None:
+        """Read the controls again as soon as the next pause is over. The estimated clock is never early."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+            self._end_timer = None
+        following = min((end for control in found for end in control.ends if end > now), default=None)
+        if following is not None and not self._is_stopping:
+            wait = self._clock.monotonic_of(following) - monotonic()
+            self._end_timer = asyncio.get_running_loop().call_later(max(0.0, wait) + _TICK, self.wake)
 
     def _parsed(self, documents: Sequence[dict[str, Any]]) -> tuple[list[Control], list[str]]:
         """Return the readable controls, and the ids of the malformed controls."""
@@ -195,7 +306,8 @@ class Controls(Part):
     def _paused(self) -> frozenset[str]:
         of_queues = {f"queue {q}" for q in self.served.paused_queues}
         of_tenants = {f"tenant {t}" for t in self.served.paused_tenants}
-        return frozenset(of_queues | {f"name {n}" for n in self.served.paused_names} | of_tenants)
+        of_keys = {f"limit_key {k} of {q}" for q, keys in self._limited_keys.items() for k in keys}
+        return frozenset(of_keys | of_queues | {f"name {n}" for n in self.served.paused_names} | of_tenants)
 
     async def begin(self) -> None:
         """Read the controls before the first claim.

@@ -15,7 +15,7 @@ from mtask.errors import InvalidParams
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.lookup import MAX_LOOKUPS, taken_from
-from mtask.kernel.document.options import build_option
+from mtask.kernel.document.options import PositiveDuration, build_option
 from mtask.kernel.document.task import MAX_APP_VERSION, MAX_HASH, Instant, Text
 
 #: The most versions of a handler that its document keeps. A start of a worker drops the oldest one beyond these.
@@ -57,6 +57,7 @@ class HandlerVersion(BaseModel):
     next: list[NextName] = Field(default_factory=list)
     isolation: Text | None = None
     on_exception: Text = "retry"
+    expires_ms: PositiveDuration | None = None  #: the time after the publish in which a task must start
     #: The JSON Schema of the params, as JSON text: the names of fields in it could not be stored as they are.
     stored_schema: Annotated[Text, Field(alias="schema")]
 
@@ -106,6 +107,8 @@ def _declared_by(handler: Handler) -> dict[str, Any]:
         "on_exception": handler.on_exception,
         "schema": schema_of(handler),
     }
+    if handler.expires_ms is not None:
+        made["expires_ms"] = handler.expires_ms
     text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return {"hash": hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH], **made}
 
@@ -164,6 +167,7 @@ class Declaration:
         self.queue = check_text("queue", version.queue)
         self.options: Mapping[str, Any] = version.options
         self.lookup = tuple(version.lookup)
+        self.expires_ms = version.expires_ms
         build_option(self.options)
 
     @cached_property

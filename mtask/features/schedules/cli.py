@@ -174,6 +174,7 @@ def show(cli: Cli, schedule_id: _Id) -> None:
         ("jitter", f"{schedule.jitter_ms} ms" if schedule.jitter_ms else None),
         ("catch up", schedule.catch_up + (f", {schedule.catch_up_limit}" if schedule.catch_up == "all" else "")),
         ("overlap", schedule.overlap),
+        ("expires", f"{schedule.expires_ms} ms" if schedule.expires_ms else None),
         ("paused", "yes" if schedule.paused else None),
         ("next", None if state.next_fire_time is None else _at(schedule, state.next_fire_time, now)),
         ("last", None if state.last_fire_time is None else _at(schedule, state.last_fire_time, now)),

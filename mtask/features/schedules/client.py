@@ -25,7 +25,7 @@ from mtask.kernel.document.task import SCHEMA_VERSION, describe_validation, read
 from mtask.kernel.driver.bson import stored_value
 from mtask.kernel.driver.codec import GET_CODEC, Codec, Owner
 from mtask.kernel.driver.operation import Operation, apart
-from mtask.kernel.operations.publish import IfExists, NewTask
+from mtask.kernel.operations.publish import IfExists, NewTask, milliseconds
 from mtask.says import Says
 
 #: The times of a schedule: a crontab of five fields, the interval between firings, the time of the only firing, or an
@@ -122,6 +122,9 @@ class FiringArguments(TimesArguments, LookupCriteria, TaskOptions, total=False):
     """The keyword arguments of `App.schedule`."""
 
     queue: Annotated[str | None, Says("Queue of the tasks. Else 'default'.")]
+    expires: Annotated[
+        timedelta | float | None, Says("No task starts later after its firing: 90s, 5m, 1h30m.", "DURATION")
+    ]
 
 
 class ScheduleArguments(FiringArguments, total=False):
@@ -157,6 +160,7 @@ class ScheduleSpec:
         self.queue = given.pop("queue", None)
         self.lookup = given.pop("lookup", None)
         self.tenant = given.pop("tenant", None)
+        self.expires = given.pop("expires", None)
         self.options: TaskOptions = with_new_names(given)
 
     def __repr__(self) -> str:
@@ -169,8 +173,17 @@ class ScheduleSpec:
         """
         tenant = self.tenant if self.tenant is not None else tenant
         task = spec_of(
-            self.task, self.params, key="-", queue=self.queue, lookup=self.lookup, tenant=tenant, **self.options
+            self.task,
+            self.params,
+            key="-",
+            queue=self.queue,
+            lookup=self.lookup,
+            tenant=tenant,
+            expires=self.expires,
+            **self.options,
         ).prepare(known=known)
+        if isinstance(task.expires, datetime):
+            raise InvalidInput("expires counts from each firing: give a timedelta or seconds.", field="expires")
         trigger = _checked_trigger(trigger_of(self.when, self.timezone))
         fields: dict[str, Any] = {
             "name": task.name,
@@ -186,6 +199,7 @@ class ScheduleSpec:
             "catch_up_limit": self.catch_up_limit,
             "overlap": self.overlap,
             "tenant": task.tenant,
+            "expires_ms": None if task.expires is None else milliseconds(task.expires),
         }
         definition = Definition(check_schedule_id(self.schedule_id), fields, paused=self.paused)
         _checked(definition)
@@ -225,7 +239,7 @@ class Definition:
             "revision": 1,
             "schema_version": SCHEMA_VERSION,
         }
-        for name in ("lookup", "tenant"):
+        for name in ("lookup", "tenant", "expires_ms"):
             if made[name] is None:
                 del made[name]  # as in a task without them
         is_resumed = former is not None and former.get("paused") is True and not made["paused"]
@@ -441,6 +455,7 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         None if schedule.lookup is None else [_stored(entry) for entry in schedule.lookup],
         tenant=schedule.tenant,
         sealed=schedule.sealed,
+        expires=None if schedule.expires_ms is None else firing + timedelta(milliseconds=schedule.expires_ms),
     )
 
 

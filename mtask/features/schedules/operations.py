@@ -325,10 +325,12 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
     asked = [
         {"fire_time": f.pending.fire_time, "_id": f.task.task_id, "key": f.task.key, "start_time": f.pending.start_time}
         | ({} if f.task.trace is None else {"trace": f.task.trace})
+        | ({} if f.task.expires is None else {"not_after": f.task.expires})
         for f in firings
     ]
     is_traced = any(firing.task.trace is not None for firing in firings)
     common = firings[0].task.fixed()  # all firings share these fields, except for `_id` and key
+    not_after = None if firings[0].task.expires is None else "$firing.not_after"
     is_pending = {"$in": ["$$this.fire_time", f"${_PENDING}.fire_time"]}
     made: list[x.Expression] = [
         # The fields come in the same order as in every other task.
@@ -337,7 +339,7 @@ def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:
         {"key": "$firing.key"},
         x.literal({name: common[name] for name in _PASSED_ON if name in common}),
         *([{"trace": {"$ifNull": ["$firing.trace", "$$REMOVE"]}}] if is_traced else []),
-        requests.task_document({}, "$firing.start_time", x.NOW),
+        requests.task_document({}, "$firing.start_time", x.NOW, not_after),
     ]
     return [
         {"$match": {"_id": schedule_id, f"{_PENDING}.fire_time": {"$in": times}}},

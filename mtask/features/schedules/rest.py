@@ -16,7 +16,7 @@ from mtask.kernel.operations.publish import IfExists
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, Instant, OpenAnswer, Params, Removed
+from mtask.web.models.common import Body, Instant, OpenAnswer, Params, Removed, Seconds
 from mtask.web.paths import DECODED, text_segment
 from mtask.web.routes.common import TheCaller, TheClient, checked_options, router, tenant_of
 from mtask.web.schemas import TEXT, Lookup, Name, Options, Tenant, Text, says
@@ -63,6 +63,7 @@ class PutSchedule(Body):
     catch_up: Literal["none", "last", "all"] = "last"
     catch_up_limit: CatchUpLimit = 100
     overlap: Literal["allow", "skip"] = "allow"
+    expires: Seconds | None = None
     paused: bool | None = None
     queue: Text | None = None
     lookup: Lookup | None = None

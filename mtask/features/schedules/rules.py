@@ -12,7 +12,7 @@ from mtask.features.schedules import triggers
 from mtask.features.schedules.triggers import Once, Trigger
 from mtask.kernel.document.identity import NAME_PATTERN, TENANT_PATTERN, stored_key
 from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
-from mtask.kernel.document.options import WHOLE, Count, PositiveCount, TaskOption
+from mtask.kernel.document.options import WHOLE, Count, PositiveCount, PositiveDuration, TaskOption
 from mtask.kernel.document.parts import SealedAny
 from mtask.kernel.document.task import Instant, Text
 from mtask.kernel.document.values import Stored
@@ -73,6 +73,7 @@ class Schedule(Stored):
     catch_up: CatchUp = "last"
     catch_up_limit: Annotated[int, Field(ge=1, le=MAX_CATCH_UP), WHOLE] = 100
     overlap: Overlap = "allow"
+    expires_ms: PositiveDuration | None = None  #: the time after a firing in which its task must start
     paused: StrictBool = False
     source: Source = "client"
     create_time: Instant

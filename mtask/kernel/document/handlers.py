@@ -10,12 +10,13 @@ import inspect
 import typing
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from mtask.errors import HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
+from mtask.errors import MAX_DELAY, HandlerError, InvalidInput, InvalidLookup, InvalidName, InvalidParams, shown
 from mtask.kernel.document.identity import check_name, check_text
 from mtask.kernel.document.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
 from mtask.kernel.document.options import stored_options
@@ -31,6 +32,23 @@ OnException = Literal["retry", "fail"]
 NextNames: TypeAlias = str | Mapping[str, str]
 #: Where a handler runs: in the worker's process, or in an executor, a process of its own kind.
 IsolationKind: TypeAlias = Literal["process", "thread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """When failures hold back the tasks of a handler: `failures` in a row, in one worker, for `wait` seconds at first.
+
+    Then one task is tried at a time: its success lets all go on, and its failure doubles the wait, up to ten minutes.
+    """
+
+    failures: int = 20
+    wait: timedelta | float = 30.0
+
+    @property
+    def wait_ms(self) -> int:
+        """The first wait in ms."""
+        wait = self.wait if isinstance(self.wait, timedelta) else timedelta(seconds=self.wait)
+        return wait // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,10 @@ class Handler:
     isolation: IsolationKind | None = None
     #: Whether the function says that it returns None.
     returns_nothing: bool = False
+    #: The time after its publish after which a task never starts, in ms. None: it may always start.
+    expires_ms: int | None = None
+    #: When failures hold back its tasks. None: never.
+    breaker: Breaker | None = None
     #: What was worked out of the handler before and is wanted again, by its name. Not a part of what it declares.
     known: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -129,6 +151,8 @@ def make_handler(
     lookup: Sequence[str] = (),
     next_names: NextNames | None = None,
     isolation: IsolationKind | None = None,
+    expires: timedelta | float | None = None,
+    breaker: Breaker | None = None,
 ) -> Handler:
     """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
     shown = getattr(function, "__qualname__", repr(function))
@@ -191,8 +215,41 @@ def make_handler(
         lookup=looked_up,
         next=_checked_next(shown, next_names),
         isolation=isolation,
+        expires_ms=_expires_ms(shown, expires),
+        breaker=_checked_breaker(shown, breaker),
         returns_nothing=hints.get("return", Any) is type(None),
     )
+
+
+def _checked_breaker(shown: str, breaker: Breaker | None) -> Breaker | None:
+    """Check a breaker; raise HandlerError."""
+    if breaker is None:
+        return None
+    if not isinstance(breaker, Breaker):
+        raise HandlerError(shown, f"breaker is a Breaker(failures=20, wait=30), not {breaker!r}")
+    is_count = isinstance(breaker.failures, int) and not isinstance(breaker.failures, bool)
+    try:
+        is_right = is_count and 1 <= breaker.failures <= 10_000 and 100 <= breaker.wait_ms <= 600_000
+    except (TypeError, ValueError, OverflowError):
+        is_right = False
+    if not is_right:
+        raise HandlerError(shown, f"{breaker!r}: use 1 to 10,000 failures, and a wait of 0.1 s to ten minutes")
+    return breaker
+
+
+def _expires_ms(shown: str, expires: timedelta | float | None) -> int | None:
+    """Check the time in which tasks must start, and return it in ms; raise HandlerError."""
+    if expires is None:
+        return None
+    try:
+        if isinstance(expires, bool):
+            raise TypeError
+        wait = expires if isinstance(expires, timedelta) else timedelta(seconds=expires)
+    except (TypeError, ValueError, OverflowError):
+        raise HandlerError(shown, f"expires is a timedelta or seconds, not {expires!r}") from None
+    if not timedelta(milliseconds=1) <= wait <= MAX_DELAY:
+        raise HandlerError(shown, f"expires {wait.total_seconds():g} s lies outside of 1 ms to 10 years")
+    return wait // timedelta(milliseconds=1)
 
 
 def _checked_next(shown: str, given: NextNames | None) -> NextNames | None:

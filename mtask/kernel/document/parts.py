@@ -14,7 +14,7 @@ from mtask.kernel.document.values import Stored
 OPTIONAL = ("sealed", "declared", "lookup", "callback", "trace")
 #: The fields that only workers of a later mtask know: the first revision of the schema whose workers know each, and
 #: what they are called. An older worker would leave undone what the field asks for.
-KNOWN_SINCE = {"callback": (6, "callbacks")}
+KNOWN_SINCE = {"callback": (6, "callbacks"), "expires": (11, "expiry")}
 #: The fields by which a task may come to owe others something: news of its end, or the task as which it goes on.
 OWING = ("flow", "chain", "callback")
 #: The statuses that a callback can tell.

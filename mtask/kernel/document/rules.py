@@ -94,6 +94,12 @@ def is_exhausted(task: Task, now: datetime) -> bool:
     return option.has_retry_limit and failures(task, now) > option.max_unexpected_retries
 
 
+def is_expired(task: Task, now: datetime) -> bool:
+    """Whether no run of the task may start any more, because its not_after has passed."""
+    end = task.task_state.not_after
+    return end is not None and end <= now
+
+
 def status(task: Task, now: datetime) -> TaskStatus:
     """Return the task's status at `now`. If the stored status is final, it does not change."""
     state = task.task_state
@@ -109,6 +115,8 @@ def status(task: Task, now: datetime) -> TaskStatus:
         return TaskStatus.CANCELED
     if is_exhausted(task, now):
         return TaskStatus.FAIL
+    if is_expired(task, now):
+        return TaskStatus.FAIL if failures(task, now) else TaskStatus.CANCELED
     return TaskStatus.INIT
 
 
@@ -161,7 +169,7 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
     """Whether this worker may take the task at `now`."""
     if status(task, now).is_final or task.task_state.cancel_requested or is_exhausted(task, now):
         return False
-    if is_waiting(task):
+    if is_waiting(task) or is_expired(task, now):
         return False
     if not has_free_seat(task, now) or not is_candidate(task, worker_id, now):
         return False
@@ -169,12 +177,24 @@ def may_take(task: Task, worker_id: str, now: datetime) -> bool:
 
 
 def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None:
-    """Return the earliest time at which this worker's claim can succeed; None: the task must change first."""
+    """Return the earliest time at which this worker's claim can succeed; None: the task must change first.
+
+    The claim of an expired task succeeds if it ends the task.
+    """
     thresholds = [now, due_time(task), *(run.ping_expire_time for run in live_runs(task, now))]
     delayed_until = retry_time(task, worker_id)
     if delayed_until is not None:
         thresholds.append(delayed_until)
-    return next((m for m in sorted(thresholds) if m >= now and may_take(task, worker_id, m)), None)
+    if task.task_state.not_after is not None:
+        thresholds.append(task.task_state.not_after)
+    return next((m for m in sorted(thresholds) if m >= now and is_claimable(task, worker_id, m)), None)
+
+
+def is_claimable(task: Task, worker_id: str, now: datetime) -> bool:
+    """Whether this worker's claim changes the task at `now`: it takes the task, or ends it because it has expired."""
+    if may_take(task, worker_id, now):
+        return True
+    return is_expired(task, now) and not task.status.is_final and status(task, now).is_final
 
 
 def is_interrupted(task: Task, now: datetime) -> bool:

@@ -41,11 +41,13 @@ from mtask.kernel.document.values import MAX_TRACEPARENT, Stored, TraceContext
 
 SCHEMA_VERSION = 1
 #: The revision of the validators and indexes. Add 1 when you change one of them but keep the schema_version.
-SCHEMA_REVISION = 10
+SCHEMA_REVISION = 11
 #: The first revision whose workers know flows. An older worker marks a WAITING task FAIL.
 FLOWS_REVISION = 5
 #: The first revision whose workers know the limits and fair turns of tenants.
 TENANTS_REVISION = 7
+#: The first revision whose workers end pauses by themselves.
+ENDING_PAUSES_REVISION = 11
 DEFAULT_QUEUE = "default"
 #: The most former queues that a task's document lists.
 MAX_FORMER_QUEUES = 20
@@ -227,6 +229,8 @@ class TaskState(Stored):
     status: TaskStatus
     create_time: Instant
     start_time: Instant | None = None
+    #: No run starts from this time on: the task ends instead.
+    not_after: Instant | None = None
     finish_time: Instant | None = None
     next_preempt_time: Instant | None = None
     failed_cnt: Count

@@ -39,7 +39,8 @@ PRIVILEGES: Mapping[Role, Mapping[str, Actions]] = {
         "workers": ("insert", "update", "listIndexes"),
         "schedules": ("insert", "update", "listIndexes"),
         "places": ("insert", "update", "listIndexes"),
-        "controls": ("listIndexes",),
+        # A handler that raises RateLimited holds others back, and a breaker opens.
+        "controls": ("insert", "update", "listIndexes"),
         "actions": ("insert", "listIndexes"),
         "metrics": ("insert", "update", "listIndexes"),
         "logs": ("insert", "update", "listIndexes"),

@@ -401,9 +401,10 @@ def simple_facts(document: Document, run_id: str, worker_id: str, names: Contain
         # There are no other fields.
         or len(run) != _RUN_CNT
         or len(runs) != 1
-        or len(state) != _STATE_CNT + ("start_time" in state)
+        or len(state) != _STATE_CNT + ("start_time" in state) + ("not_after" in state)
         or len(document) != _TASK_CNT + ("params" in document) + ("quiet_time" in document) + ("declared" in document)
         or type(start) not in _TIME_OR_NONE
+        or type(state.get("not_after")) not in _TIME_OR_NONE
         or type(document.get("quiet_time")) not in _TIME_OR_NONE
         or type(declared := document.get("declared", "")) is not str
         or len(declared) > MAX_HASH

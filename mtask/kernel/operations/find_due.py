@@ -41,6 +41,7 @@ RULE_VIEW: Mapping[str, Any] = {
     "task_state.status": 1,
     "task_state.create_time": 1,
     "task_state.start_time": 1,
+    "task_state.not_after": 1,
     "task_state.finish_time": 1,
     "task_state.next_preempt_time": 1,
     "task_state.failed_cnt": 1,

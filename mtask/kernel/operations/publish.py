@@ -51,6 +51,8 @@ class NewTask:
     sealed: str | None = None
     #: The version of the handler that the publisher knows. None: it knows none, and the document has no such field.
     declared: str | None = None
+    #: When the task expires: an instant, or so long after the publish. None: never.
+    expires: datetime | timedelta | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
@@ -78,13 +80,23 @@ class NewTask:
 
     def start_expression(self) -> x.Expression:
         """Return start_time as an expression that the server evaluates by its clock."""
-        if isinstance(self.start, timedelta):
-            return x.add_ms(x.NOW, milliseconds(self.start))
-        return self.start
+        return _expression(self.start)
+
+    def not_after_expression(self) -> x.Expression:
+        """Return not_after as an expression that the server evaluates by its clock."""
+        return _expression(self.expires)
+
+    def not_after_at(self, now: datetime) -> datetime | None:
+        """Return not_after, computed from the server's time `now`."""
+        return now + self.expires if isinstance(self.expires, timedelta) else self.expires
 
     def start_at(self, now: datetime) -> datetime | None:
         """Return start_time, computed from the server's time `now`."""
         return now + self.start if isinstance(self.start, timedelta) else self.start
+
+
+def _expression(moment: datetime | timedelta | None) -> x.Expression:
+    return x.add_ms(x.NOW, milliseconds(moment)) if isinstance(moment, timedelta) else moment
 
 
 class PublishPolicy(Protocol):
@@ -160,7 +172,7 @@ def publish(task: NewTask, policy: Policy) -> Operation[Published]:
 
 
 def _insert(task: NewTask) -> Operation[bool]:
-    pipeline = requests.publish(task.fixed(), task.start_expression())
+    pipeline = requests.publish(task.fixed(), task.start_expression(), not_after=task.not_after_expression())
     for _ in range(_RACES):
         try:
             result = yield tasks("update_one", {"_id": task.task_id}, pipeline, upsert=True)
@@ -195,6 +207,7 @@ def _change_existing(task: NewTask, policy: Policy) -> Operation[bool | None]:
         start=task.start_expression(),
         clean_failed=policy.clean_failed,
         clean_success=policy.clean_success,
+        not_after=task.not_after_expression(),
     )
     guard = filters.not_running(task.task_id) if policy.not_update_running else {}
     result = yield tasks("update_one", {**guard, **task.guard()}, pipeline)
@@ -223,7 +236,11 @@ def publish_many(
     unique = [batch[index] for index in first.values()]
     if in_session:
         upserts = [
-            UpdateOne({"_id": t.task_id}, requests.publish(t.fixed(), t.start_expression()), upsert=True)
+            UpdateOne(
+                {"_id": t.task_id},
+                requests.publish(t.fixed(), t.start_expression(), not_after=t.not_after_expression()),
+                upsert=True,
+            )
             for t in unique
         ]
         inserted = yield tasks("upserted", upserts)
@@ -234,7 +251,9 @@ def publish_many(
         at_once = requests.task_document({}, None, now)
         at_once["task_state"] = as_sent(at_once["task_state"])
         documents = [
-            {**t.fixed(), **at_once} if t.start is None else requests.task_document(t.fixed(), t.start_at(now), now)
+            {**t.fixed(), **at_once}
+            if t.start is None and t.expires is None
+            else requests.task_document(t.fixed(), t.start_at(now), now, t.not_after_at(now))
             for t in unique
         ]
         existing = yield tasks("insert_new", documents)

@@ -206,6 +206,7 @@ def unbegun(task_ids: Sequence[str], now: x.Expression = x.NOW) -> Filter:
     conditions = [
         {"$lte": [f"${NEXT}", now]},
         {"$lte": [rules.due_time(), now]},
+        {"$not": [rules.is_expired(now)]},
         # A step must have been released, and the claim must be no change that other steps hear of.
         {"$or": [{"$not": [x.FLOW]}, {"$and": [f"{x.FLOW}.release_time", {"$not": [f"{x.STATE}.finish_time"]}]}]},
         {"$eq": [x.STATUS, TaskStatus.INIT.value]},

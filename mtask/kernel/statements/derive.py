@@ -27,6 +27,7 @@ _DERIVED = "_derived"
 #: A next_preempt_time is near if it lies at most NEAR_MS in the future. NEAR_MS is twice the horizon of workers,
 #: because an update that had to wait still has the `$$NOW` of its start.
 NEAR_MS = 2 * int(HORIZON / timedelta(milliseconds=1))
+EXPIRED_REASON = "expired before it started"
 LAPSED_REASON = "the lease lapsed: the worker died, froze or lost the database"
 
 
@@ -86,6 +87,10 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
     # The retention of a step begins at the end of its flow. Until then, the step stays.
     kept_with_flow = {"$cond": [{"$and": [final, was_final]}, "$expire_time", "$$REMOVE"]}
     has_news = {"$and": [x.FLOW, {"$ne": [final, was_final]}, x.must_tell(f"{derived}.status")]}
+    # A task that was not canceled, and that ends as CANCELED, has expired.
+    has_expired = {"$and": [{"$eq": [f"{derived}.status", "CANCELED"]}, {"$not": [was_final]}, rules.is_expired(now)]}
+    has_expired["$and"].append({"$not": [f"{x.STATE}.cancel_requested"]})
+    expired = {"$cond": [has_expired, EXPIRED_REASON, "$$REMOVE"]}
     return [
         {"$set": {_DERIVED: rules.derived(now)}},
         {"$set": {f"{_DERIVED}.tells": outbox.tells(f"{derived}.status", was_final)}},
@@ -95,7 +100,7 @@ def _derive(now: x.Expression, also: Mapping[str, x.Expression] | None = None) -
                 "task_state.cancel_requested": {"$and": [x.STATE + ".cancel_requested", {"$not": [final]}]},
                 "task_state.finish_time": {"$cond": [final, x.finish_time(now), "$$REMOVE"]},
                 "task_state.next_preempt_time": {"$ifNull": [f"{derived}.next", "$$REMOVE"]},
-                "task_state.reason": {"$cond": [final, f"{x.STATE}.reason", "$$REMOVE"]},
+                "task_state.reason": {"$cond": [final, {"$ifNull": [f"{x.STATE}.reason", expired]}, "$$REMOVE"]},
                 "expire_time": {
                     "$switch": {
                         "branches": [

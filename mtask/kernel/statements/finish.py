@@ -40,6 +40,10 @@ class Outcome:
     returns_owed_by: str | None = None
     #: The span of the run. It is stored where another run may follow, which links to it.
     traceparent: str | None = None
+    #: Not stored. Which tasks are to wait for `delay_ms`, too: those of the run's "name", "queue" or "limit_key".
+    holds: str | None = None
+    #: Not stored. Whether the handler itself says that its task fails, for a reason that lies in the task.
+    is_verdict: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are merged into the run."""

@@ -19,15 +19,19 @@ from mtask.kernel.statements.rounds import moved_to, without_calls
 _INIT = TaskStatus.INIT.value
 
 
-def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expression) -> dict[str, Any]:
+def task_document(
+    fixed: Mapping[str, Any], start: x.Expression, now: x.Expression, not_after: x.Expression = None
+) -> dict[str, Any]:
     """Return a new task's document, or the expression that makes the document.
 
     `fixed` holds _id, name, key, queue, params and task_option, and lookup where it is given. `start` is its
-    start_time. If `start` is None, the task starts at once.
+    start_time. If `start` is None, the task starts at once. If `not_after` is None, it never expires.
     """
     state: dict[str, Any] = {"status": _INIT, "create_time": now}
     if start is not None:
         state["start_time"] = start
+    if not_after is not None:
+        state["not_after"] = not_after
     state |= {
         "next_preempt_time": now if start is None else start,
         "failed_cnt": 0,
@@ -38,7 +42,11 @@ def task_document(fixed: Mapping[str, Any], start: x.Expression, now: x.Expressi
 
 
 def publish(
-    fixed: Mapping[str, Any], start: x.Expression, released: x.Expression = None, gather: x.Expression = None
+    fixed: Mapping[str, Any],
+    start: x.Expression,
+    released: x.Expression = None,
+    gather: x.Expression = None,
+    not_after: x.Expression = None,
 ) -> Pipeline:
     """Insert the task if it does not exist. Leave an existing task exactly as it is.
 
@@ -50,7 +58,7 @@ def publish(
     step = {"flow": {"$mergeObjects": [x.literal(fixed["flow"]), {"release_time": released}]}} if released else {}
     if gather is not None:
         step["gather"] = gather
-    made = {"$mergeObjects": [x.literal(fixed), task_document(step, start, x.NOW)]}
+    made = {"$mergeObjects": [x.literal(fixed), task_document(step, start, x.NOW, not_after)]}
     return [{"$replaceWith": {"$cond": [is_new, made, "$$ROOT"]}}]
 
 
@@ -60,14 +68,16 @@ def republish(
     start: x.Expression,
     clean_failed: bool,
     clean_success: bool,
+    not_after: x.Expression = None,
     now: x.Expression = x.NOW,
 ) -> Pipeline:
     """Change an existing task.
 
     `replacement` and `start` replace queue, params, task_option, lookup and start_time. `clean_failed` drops closed
-    runs without a SUCCESS. `clean_success` drops runs with a SUCCESS.
+    runs without a SUCCESS. `clean_success` drops runs with a SUCCESS. The task expires as this publish says.
     """
     pipeline = close_lapsed(now)
+    expiry = {"task_state.not_after": "$$REMOVE" if not_after is None else not_after}
     if replacement is not None:
         queue = x.literal(replacement["queue"])
         pipeline.append(
@@ -79,6 +89,7 @@ def republish(
                         for name in OPTIONAL
                     },
                     "task_state.start_time": "$$REMOVE" if start is None else start,
+                    **expiry,
                     **{f"task_state.{name}": moved for name, moved in moved_to(queue, now).items()},
                     # The calls that the task has gathered are replaced, too.
                     "gather": without_calls(),
@@ -93,6 +104,7 @@ def republish(
         reopened.append(TaskStatus.SUCCESS.value)
     if dropped:
         change: dict[str, Any] = {
+            **expiry,
             "task_state.worker_states": x.runs_where({"$not": [{"$in": ["$$run.status", dropped]}]}),
             "task_state.status": {"$cond": [{"$in": [x.STATUS, reopened]}, TaskStatus.INIT.value, x.STATUS]},
         }
@@ -204,6 +216,7 @@ def run_again(*, everything: bool, waits: bool = False, now: x.Expression = x.NO
                 "task_state.worker_states": {"$map": {"input": x.RUNS, "as": "run", "in": aged}},
                 "task_state.failed_cnt": 0,
                 "task_state.cancel_requested": False,
+                "task_state.not_after": "$$REMOVE",  # who asks for another round wants it now
                 "task_state.status": TaskStatus.INIT.value,
                 "flow": _without(["held_by", *(["release_time"] if waits else [])], True),
             }

@@ -115,6 +115,12 @@ def _is_exhausted(now: Expression) -> Expression:
     return {"$cond": [{"$and": [_is_worker_scope(), _names_workers()]}, all_named_done, by_task]}
 
 
+def is_expired(now: Expression) -> Expression:
+    """Whether no run of the task may start any more, because its not_after has passed."""
+    end = f"{STATE}.not_after"
+    return {"$and": [{"$gt": [end, None]}, {"$lte": [end, now]}]}
+
+
 def status(now: Expression) -> Expression:
     """Return the task's status at `now`. A final status stays."""
     return {"$let": {"vars": {"derived": derived(now)}, "in": "$$derived.status"}}
@@ -133,23 +139,28 @@ def derived(now: Expression) -> Expression:
     has_live = exists("$$live")
     # If live runs take all seats, the result does not depend on the limit of retries. So the limit is not evaluated.
     matters = {"$or": [{"$not": [has_live]}, _has_free_seat()]}
+    expired = {"$cond": [{"$gt": [failures(now), 0]}, TaskStatus.FAIL.value, TaskStatus.CANCELED.value]}
     open_status = {
         "$switch": {
             "branches": [
                 {"case": has_live, "then": TaskStatus.RUNNING.value},
                 {"case": f"{STATE}.cancel_requested", "then": TaskStatus.CANCELED.value},
                 {"case": "$$exhausted", "then": TaskStatus.FAIL.value},
+                {"case": "$$expired", "then": expired},
             ],
             "default": TaskStatus.INIT.value,
         }
     }
-    has_open_seat = {"$and": [_has_free_seat(), {"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}]}
+    is_over = [{"$not": [f"{STATE}.cancel_requested"]}, {"$not": ["$$exhausted"]}, {"$not": ["$$expired"]}]
+    has_open_seat = {"$and": [_has_free_seat(), *is_over]}
+    # A task that expires before it can be taken ends then. $min ignores null and missing values.
+    open_times = {"$concatArrays": [free_seat_times(now), [f"{STATE}.not_after"]]}
     leases = {"$map": {"input": "$$live", "as": "run", "in": "$$run.ping_expire_time"}}
-    moments = {"$concatArrays": [leases, {"$cond": [has_open_seat, free_seat_times(now), []]}]}
+    moments = {"$concatArrays": [leases, {"$cond": [has_open_seat, open_times, []]}]}
     earliest = {"$ifNull": [{"$min": moments}, due_time()]}
     unfinished = {
         "$let": {
-            "vars": {"exhausted": {"$and": [matters, _is_exhausted(now)]}},
+            "vars": {"exhausted": {"$and": [matters, _is_exhausted(now)]}, "expired": is_expired(now)},
             "in": {
                 "$let": {
                     "vars": {"status": open_status},
@@ -244,6 +255,7 @@ def may_take(worker_id: Expression, now: Expression) -> Expression:
             {"$not": [is_final()]},
             {"$not": [f"{STATE}.cancel_requested"]},
             {"$not": [is_waiting()]},
+            {"$not": [is_expired(now)]},
             _bound(now, {"$and": [_has_free_seat(), {"$not": [_is_exhausted(now)]}]}),
             is_candidate(worker_id, now),
             {"$lte": [ready_time(worker_id), now]},

@@ -57,6 +57,7 @@ B = TypeVar("B", bound=Body)
 _IN_JSON: Mapping[str, Any] = {
     "call_id": CallId,
     "delay": Seconds,
+    "expires": Seconds | Instant,
     "key": Key,
     "key_prefix": Key,
     "lookup": Lookup,

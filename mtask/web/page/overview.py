@@ -49,11 +49,11 @@ def troubles(state: State) -> list[tuple[str, str, str, str]]:
             for name, reason in sorted(queue.stuck.items())
         ]
         if queue.is_paused and not queue.stuck:
-            found.append(("odd", f"Queue {queue.name}", "is paused", f"queue:{queue.name}"))
+            found.append(("odd", f"Queue {queue.name}", queue.held, f"queue:{queue.name}"))
         elif is_late and not queue.stuck:
             found.append(("odd", f"Queue {queue.name}", "tasks are due and wait for free slots", f"queue:{queue.name}"))
     found += [
-        ("odd", f"Task name {control.target}", "is paused", "queues:") for control in state.names if control.paused
+        ("odd", f"Task name {control.target}", control.said, "queues:") for control in state.names if control.is_held
     ]
     found += [
         ("bad", f"Worker {worker.worker_id}", f"has sent no heartbeat, on {worker.host}", "workers:")

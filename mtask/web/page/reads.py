@@ -78,7 +78,12 @@ class Queue:
     @property
     def is_paused(self) -> bool:
         """Whether workers claim nothing from it."""
-        return self.control is not None and self.control.paused
+        return self.control is not None and self.control.is_held
+
+    @property
+    def held(self) -> str:
+        """Why workers claim nothing from it, in words."""
+        return "" if self.control is None else self.control.said
 
     def oldest_due(self, now: datetime) -> datetime | None:
         """Return since when the longest waiting task has been due; None: nothing is due."""
@@ -221,7 +226,7 @@ class Reads:
         counted = await self._counts.queues.get()
         rows = (await self._counts.stats.get()).rows
         queues = queues_of(counted.queues, rows, controls, workers, now)
-        names = [control for control in controls if control.kind == "name"]
+        names = [control.at(now) for control in controls if control.kind == "name"]
         workers.sort(key=lambda worker: (not worker.is_live(now), worker.worker_id))
         return State(now, queues, workers, names, counted.time)
 
@@ -303,7 +308,7 @@ def queues_of(
             queue.oldest = min(queue.oldest or row.oldest_preempt_time, row.oldest_preempt_time)
         if row.stuck is not None:
             queue.stuck[row.name] = row.stuck
-    every = list(controls)
+    every = [control.at(now) for control in controls]
     for control in every:
         if control.kind == "queue":
             queue = found.setdefault(control.target, Queue(control.target))

@@ -40,6 +40,12 @@ def test_a_queue_or_a_name_is_paused_and_resumed(mtask: Commands, flag: str, tar
         ["pause"],
         ["pause", "--queue", "a", "--name", "b"],
         ["pause", "--queue", "a", "--timeout", "soon"],
+        ["pause", "--queue", "a", "--for", "1h", "--until", "2999-01-01T00:00:00Z"],
+        ["pause", "--queue", "a", "--for", "0s"],
+        ["breaker", "mail"],
+        ["breaker", "mail", "--failures", "0"],
+        ["breaker", "mail", "--failures", "3", "--wait", "11m"],
+        ["breaker", "mail", "--failures", "3", "--none"],
         ["resume"],
         ["limit", "mail"],
         ["limit", "mail", "--rate", "5"],
@@ -185,3 +191,25 @@ def test_a_backlog_behind_a_limit_is_no_worry(mtask: Commands, store: SyncStore)
     assert [level for level, _, _ in due_findings(mtask)] == ["OK"]
     assert stuck(mtask) == {"send": None}
     assert "1 at once" in mtask.ok("show", "send:1").out
+
+
+def test_what_holds_work_back_for_a_time_is_set_and_shown(mtask: Commands) -> None:
+    paused = mtask.ok("pause", "--queue", "mail", "--for", "30m")
+    assert paused.out.startswith("paused  queue mail  until ")
+    assert "resumes in" in mtask.ok("controls").out
+    mtask.ok("pause", "--queue", "mail", "--until", "2999-01-01T00:00:00Z")
+    assert control(mtask).until is not None
+    assert mtask.ok("breaker", "mail", "--failures", "3", "--wait", "2s").out == (
+        "queue mail  breaker: 3 failures in a row, 2 s\n"
+    )
+    assert "3 failures in a row" in mtask.ok("controls").out
+    assert mtask.ok("breaker", "mail", "--none").out == "queue mail  no breaker\n"
+    mtask.ok("publish", "send", "--queue", "mail", "--key", "a", "--expires", "5m")
+    mtask.ok("publish", "send", "--queue", "mail", "--key", "b", "--expires", "2999-01-01T00:00:00Z")
+    assert "not_after" in mtask.ok("show", "send:a").out
+    with client_of(mtask) as client:
+        stored = client.get("send", "b").task_state.not_after
+        assert stored is not None
+        assert stored.year == 2999
+    mtask.ok("schedule", "add", "s", "send", "--every", "1h", "--expires", "90s")
+    assert "90000 ms" in mtask.ok("schedule", "show", "s").out

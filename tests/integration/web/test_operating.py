@@ -170,3 +170,24 @@ async def test_the_examples_of_the_openapi_document_work(server: Serving, docume
                 assert answer.status_code in (200, 201), (method, path, answer.text)
                 tried += 1
     assert tried >= 8
+
+
+async def test_work_is_held_back_for_a_time(server: Serving) -> None:
+    path = "/v1/queues/mail"
+    paused = (await server.ask("POST", f"{path}:pause?for=1800")).json()
+    assert paused["paused"]
+    assert paused["until"] > paused["update_time"]
+    for query in ("for=0", "until=soon", "for=1&until=2999-01-01T00:00:00Z"):
+        assert (await server.ask("POST", f"{path}:pause?{query}")).status_code == 422, query
+    later = (await server.ask("POST", "/v1/names/send:pause?until=2999-01-01T00:00:00Z")).json()
+    assert later["until"].startswith("2999-01-01")
+    made = (await server.ask("PUT", f"{path}/breaker", json={"failures": 3, "wait": 2})).json()
+    assert made["breaker"] == {"failures": 3, "wait_ms": 2000}
+    assert (await server.ask("PUT", f"{path}/breaker", json={})).json()["breaker"] is None
+    assert (await server.ask("PUT", f"{path}/breaker", json={"failures": 0})).status_code == 422
+    for expires in (60, "2999-01-01T00:00:00Z"):
+        body = {"name": "send", "key": str(expires)[:4], "expires": expires}
+        answer = await server.ask("POST", "/v1/tasks", json=body)
+        assert answer.status_code == 201, answer.text
+    task = (await server.ask("GET", "/v1/tasks/send/2999")).json()
+    assert task["task_state"]["not_after"].startswith("2999-01-01")

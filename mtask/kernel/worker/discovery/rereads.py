@@ -233,7 +233,7 @@ class Lookups:
                 continue
             if self._served.is_paused(task.queue, task.name, task.tenant) or self._skips(document):
                 continue
-            if rules.may_take(task, self._scope.worker_id, document["now"]):
+            if rules.is_claimable(task, self._scope.worker_id, document["now"]):
                 found.append(task)
             elif not self._ledger.is_old_news(task.id, sent):
                 self._ledger.claiming.discard(task.id)

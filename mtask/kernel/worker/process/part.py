@@ -17,6 +17,7 @@ from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.find_due import Scan
 from mtask.kernel.statements.filters import Filter
+from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.ready import Entry, Parking
 from mtask.kernel.worker.running.call import Execution
 from mtask.kernel.worker.running.run import Admitted, HeldRun
@@ -58,6 +59,9 @@ class Part:
         """Return where this handler runs; None: as far as this part knows, in the worker's process."""
         return None
 
+    def ended(self, run: HeldRun, outcome: Outcome | None) -> None:
+        """Hear how a run has ended, before its end is written. None: its transaction has written a SUCCESS."""
+
     async def upkeep(self, count: int, *, is_full: bool) -> None:
         """Do what a dead process has left undone. Raises DatabaseUnavailable.
 
@@ -81,6 +85,7 @@ class Hooks:
     guards: Sequence[Callable[[], list[Filter]]]
     skips: Callable[[Mapping[str, Any]], bool]
     executions: Sequence[Callable[[Handler], Execution | None]]
+    ended: Sequence[Callable[[HeldRun, Outcome | None], None]]
     upkeeps: Sequence[Callable[..., Coroutine[Any, Any, None]]]
     services: Sequence[Service]
     beats: Sequence[Callable[[], Mapping[str, Any]]]

@@ -120,8 +120,12 @@ class Finisher:
         settlers: Sequence[Settler],
         successes: Successes,
         watch: Callable[[HeldRun, Outcome], Begun] | None = None,
+        hear: Sequence[Callable[[HeldRun, Outcome | None], None]] = (),
     ) -> None:
-        """`settlers` tell others of the ends. `watch` begins what runs around the writing of an outcome."""
+        """`settlers` tell others of the ends. `watch` begins what runs around the writing of an outcome.
+
+        `hear` is told of each end of a run, before it is written.
+        """
         self._store = scope.store
         self._ledger = scope.ledger
         self._meter = scope.meter
@@ -130,6 +134,7 @@ class Finisher:
         self._settlers = settlers
         self._room_of, self._take_room_of = successes.room_of, successes.take_room
         self._watch = watch
+        self._hear = hear
         # Three lanes: failures and hand-backs must not wait behind many successes. Successes that owe
         # others something need the general statement, which is long.
         self._successes, self._general, self._others = _Lane(), _Lane(), _Lane()
@@ -156,6 +161,8 @@ class Finisher:
         encoded. Middleware sees the outcome itself.
         """
         run.is_finishing = True
+        for hear in self._hear:
+            hear(run, outcome)
         stored = outcome if stored is None else stored
         if run.progress is not None:
             stored = replace(stored, progress=run.progress)
@@ -174,6 +181,11 @@ class Finisher:
         lane.waiting.append(ending)
         if not (lane.in_flight and len(lane.waiting) < _MIN_FURTHER and lane.impatience is not None):
             self._launch()  # else the next group gathers already
+
+    def heard(self, run: HeldRun) -> None:
+        """Tell those who hear of ends that the transaction of a run has written its SUCCESS."""
+        for hear in self._hear:
+            hear(run, None)
 
     def tell_of_end(self, run: HeldRun, *, goes_on: bool) -> None:
         """Settle what the end of a run owes to others, now that it is written.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -17,6 +18,7 @@ from mtask.errors import (
     Fail,
     InvalidParams,
     NotStorable,
+    RateLimited,
     Retry,
     TransactionConflict,
 )
@@ -171,16 +173,20 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
         # The handler may have changed the delay since `Retry` checked it.
         wait = error.delay if isinstance(error.delay, timedelta) else timedelta(0)
         bounded = milliseconds(min(max(wait, timedelta(0)), MAX_DELAY))
-        return _outcome(run, RunStatus.CANCELED, error.reason, delay_ms=bounded)
+        counts = error.counted is True
+        outcome = _outcome(run, RunStatus.FAIL if counts else RunStatus.CANCELED, error.reason, delay_ms=bounded)
+        if isinstance(error, RateLimited):
+            outcome.holds = None if error.scope == "task" else error.scope
+        return outcome
     if isinstance(error, TransactionConflict) or transactions.is_conflict(error):
         uncounted = sum(_is_conflict(before) for before in run.task.runs)
         if uncounted < _FREE_CONFLICTS:
             delay = int(CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
             return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay, conflict=True)
     if isinstance(error, Fail):
-        return _outcome(run, RunStatus.FAIL, error.reason, final=True)
+        return replace(_outcome(run, RunStatus.FAIL, error.reason, final=True), is_verdict=True)
     if isinstance(error, InvalidParams):
-        return _outcome(run, RunStatus.FAIL, str(error), final=True)
+        return replace(_outcome(run, RunStatus.FAIL, str(error), final=True), is_verdict=True)
     logger.warning("handler failed", extra=fields(task=run.task_id, run=run.run_id), exc_info=error)
     return _outcome(run, RunStatus.FAIL, describe(error), final=run.handler.on_exception == "fail")
 

@@ -161,6 +161,7 @@ class Runner:
         run.is_finishing = True
         self._release(run, is_closed=True)
         self._scope.meter.ended(run, RunStatus.SUCCESS)
+        self._finisher.heard(run)
         value, lost = late_value(run, called, self._successes)
         if value is not None or run.owes_value:
             await self._returns.store(run, value, lost)

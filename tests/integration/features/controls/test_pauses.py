@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from pymongo.errors import WriteError
 
-from mtask import App, Client
+from mtask import App, Client, RateLimited
 from mtask.database import setup
 from mtask.errors import ControlUnconfirmed, DatabaseUnavailable, InvalidInput, SchemaMismatch
 from mtask.kernel.driver.stores import SyncStore
@@ -408,3 +408,75 @@ def test_validator_takes_a_limit_that_bounds_something_and_no_other(
     else:
         with pytest.raises(WriteError, match="failed validation"):
             controls.update_one({"_id": "queue:mail"}, {"$set": {field: limit}})
+
+
+async def test_pause_that_ends_by_itself_ends_without_a_write_and_not_before(working: Working, app: App) -> None:
+    async with working(app) as bench:
+        await bench.scanned()
+        paused = await bench.client.pause(queue="mail", until=timedelta(seconds=1), timeout=30)
+        await bench.client.publish("send", key="1", queue="mail")
+        assert paused.paused
+        assert paused.until is not None
+        state = await bench.status("send:1", "SUCCESS")  # the controls are read by themselves once a minute only
+        assert state["worker_states"][0]["claim_time"].replace(tzinfo=UTC) >= paused.until
+        assert (await bench.client.controls()) == [paused]  # nobody has written
+        again = await bench.client.pause(queue="mail", timeout=30)
+        assert (again.until, again.revision > paused.revision) == (None, True)
+        with pytest.raises(InvalidInput, match="until"):
+            await bench.client.pause(queue="mail", until=-1)
+
+
+#: The scope, and the other tasks that wait, too.
+HELD = {
+    "task": set(),
+    "name": {"send:other key", "send:same key"},
+    "limit_key": {"send:same key", "receive:same key"},
+    "queue": {"send:other key", "send:same key", "receive:same key"},
+}
+
+
+@pytest.mark.parametrize("scope", list(HELD))
+async def test_rate_limited_run_goes_back_uncounted_and_holds_back_its_scope(working: Working, scope: Any) -> None:
+    made, opened = App(), asyncio.Event()
+
+    @made.task(queue="mail")
+    async def send(first: bool = False) -> None:
+        if first and not opened.is_set():
+            raise RateLimited(3600, scope)
+
+    @made.task(queue="mail")
+    async def receive() -> None: ...
+
+    @made.task
+    async def other() -> None: ...
+
+    async with working(made) as bench, working(made, worker_id="w2") as second:
+        await bench.client.publish("send", {"first": True}, key="1", queue="mail", limit_key="a")
+        await until(lambda: bench.state("send:1")["status"] == "INIT" and bench.state("send:1")["worker_states"])
+        if scope != "task":
+            [control] = await until(bench.client.controls)
+            workers = [each.worker.parts.features.controls for each in (bench, second)]
+            await until(lambda: all(each.beat()["controls_seen"] for each in workers))
+            assert control.at(datetime.now(UTC) + timedelta(days=1)).holds is False
+        for name, key in (("send", "b"), ("send", "a"), ("receive", "a")):
+            keyed = "same key" if key == "a" else "other key"
+            await bench.client.publish(name, key=keyed, queue="mail", limit_key=key)
+        await bench.client.publish("other", key="1")
+        everything = {"send:other key", "send:same key", "receive:same key", "other:1"}
+        for task_id in everything - HELD[scope]:
+            await bench.status(task_id, "SUCCESS")
+        for task_id in HELD[scope]:
+            assert bench.state(task_id)["status"] == "INIT"
+            reasons = [reason.code for reason in (await bench.client.inspect(task_id)).reasons]
+            assert reasons[0] in ("paused", "rate_limited"), reasons
+        (run,) = bench.state("send:1")["worker_states"]
+        assert (run["status"], run["fail_reason"], bench.state("send:1")["failed_cnt"]) == (
+            "CANCELED",
+            "rate limited",
+            0,
+        )
+        if HELD[scope]:
+            target = {"name": "send"} if scope == "name" else {"queue": "mail"}
+            await bench.client.resume(**target, timeout=30)
+            for task_id in HELD[scope]:
+                await bench.status(task_id, "SUCCESS")

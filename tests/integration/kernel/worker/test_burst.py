@@ -19,7 +19,7 @@ from tests.integration.features.isolation import isolated
 from tests.mongo import PATIENCE, fail_command, until
 from tests.mongo import Client as Mongo
 
-HOUR = 3_600_000
+HOUR = 3600
 ISOLATED = "tests.integration.features.isolation.isolated:app"
 
 
@@ -84,8 +84,8 @@ async def test_burst_runs_what_is_due_and_leaves_what_is_later_or_paused_or_of_o
     flow = Flow("flow")
     flow.add("two", "work", after=[flow.add("one", "work")])
     client.publish_flow(flow)
-    client.publish("fails", key="final", max_unexpected_retries=2, unexpected_retry_delay_ms=0)
-    client.publish("fails", key="tried again", unexpected_retry_delay_ms=HOUR)
+    client.publish("fails", key="final", max_retries=2, retry_delay=0)
+    client.publish("fails", key="tried again", retry_delay=HOUR)
     client.publish("later", key="retried")
     client.publish("much_later", key="much later")
     client.publish("work", key="of another worker", specific_worker_ids=["x"])

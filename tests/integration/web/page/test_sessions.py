@@ -42,6 +42,7 @@ _CHANGES = {
     "/queue/pause?queue=mail": {},
     "/queue/resume?queue=mail": {},
     "/queue/limit?queue=mail": {"concurrency": "1"},
+    "/queue/breaker?queue=mail": {"failures": "3", "wait": "2s"},
     "/queue/keep?queue=mail": {"success": "1"},
     "/queue/fair?queue=mail": {},
     "/queue/unfair?queue=mail": {},

@@ -9,6 +9,7 @@ from mtask.database import schema, setup
 from mtask.errors import DuplicateKey, OperationFailed
 from mtask.features.audit_log import operations as actions
 from mtask.features.audit_log.rules import Actor
+from mtask.features.breaker import operations as breakers
 from mtask.features.bulk import operations as bulk
 from mtask.features.bulk.rules import Plan, signed
 from mtask.features.controls import operations as controls
@@ -83,6 +84,13 @@ def _workers() -> dict[str, object]:
         "workers: signs of life": told(workers.signs_of_life(["w", "v"])),
         "worker controlled": told(workers.control("w", {"stop": True, "concurrency": 3})),
         "control": told(controls.put("queue", "mail", {"paused": True, "note": "$x"})),
+        "control that ends": told(controls.put("name", "task", {"paused": True, "until": timedelta(minutes=1)})),
+        "control of a rate": told(controls.hold("name", "task", timedelta(minutes=1))),
+        "control of a rate of a key": told(controls.hold("queue", "mail", timedelta(minutes=1), "$key")),
+        "breaker opened": told(breakers.open_("queue", "mail", "$w", 300, "$why")),
+        "breaker probed": told(breakers.take_probe("queue", "mail", "$w")),
+        "breaker closed": told(breakers.close("queue", "mail", "$w")),
+        "breaker reopened": told(breakers.reopen("queue", "mail", "$w", "$why")),
         "control of limits": told(controls.put("tenant", "acme", {"limit": {"concurrency": 3}})),
         "controls": told(controls.every()),
         "controls of queues and names": told(controls.of(_QUEUES, ["task"])),

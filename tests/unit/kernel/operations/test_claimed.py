@@ -60,7 +60,17 @@ FURTHER = (
     "owed_since",
     "x",
 )
-OF_STATE = ("start_time", "finish_time", "clean_cnt", "next_id", "reason", "queue_time", "former_queues", "x")
+OF_STATE = (
+    "start_time",
+    "not_after",
+    "finish_time",
+    "clean_cnt",
+    "next_id",
+    "reason",
+    "queue_time",
+    "former_queues",
+    "x",
+)
 OF_RUN = ("past", "progress", "retry_time", "session_id", "conflict", "final", "success_time", "returns", "x")
 RUN = build.run("RUNNING", PAST + timedelta(seconds=70), run_id="run-0")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from pymongo.errors import OperationFailure
 
-from mtask import App, Context, TaskSpec
+from mtask import App, Context, Retry, TaskSpec
 from mtask.errors import DatabaseTimeout
 from mtask.kernel.worker.running import outcomes
 from mtask.kernel.worker.running.run import EndReason, HeldRun
@@ -356,3 +356,22 @@ async def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
         await until(lambda: run_of(bench, task_id).get("status") == status, message=f"the run is {status}")
         assert run_of(bench, task_id)["fail_reason"].startswith(reason)
         await bench.at_rest()
+
+
+async def test_counted_retry_is_a_failure_with_a_delay_of_its_own(working: Working) -> None:
+    app, delays = App(), [3600.0, 0.0]
+
+    @app.task(unexpected_retry_delay_ms=0, max_unexpected_retries=1)
+    async def work(context: Context) -> None:
+        raise Retry(delays[int(context.task.key)], "busy", counted=True)
+
+    async with working(app) as bench:
+        await bench.client.publish("work", key="0")
+        await until(lambda: bench.state("work:0")["failed_cnt"] == 1)
+        await bench.client.publish("work", key="1")
+        ended = await bench.status("work:1", "FAIL")
+        assert (ended["failed_cnt"], len(ended["worker_states"])) == (2, 2)  # the limit of the task holds
+        waiting = bench.state("work:0")
+        (run,) = waiting["worker_states"]
+        assert (waiting["status"], run["status"], run["fail_reason"]) == ("INIT", "FAIL", "busy")
+        assert (run["retry_time"] - run["fail_time"]).total_seconds() == 3600
