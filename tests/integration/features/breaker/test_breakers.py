@@ -23,12 +23,12 @@ class Service:
         self.error: Exception | None = ConnectionError("down")
         self.app = App()
 
-        @self.app.task(queue="mail", breaker=breaker, max_unexpected_retries=0)
+        @self.app.task(queue="mail", breaker=breaker, max_retries=0)
         async def send(to: str = "") -> None:
             if self.error is not None:
                 raise self.error
 
-        @self.app.task(queue="mail", max_unexpected_retries=0)
+        @self.app.task(queue="mail", max_retries=0)
         async def other() -> None: ...
 
 

@@ -361,7 +361,7 @@ async def test_what_raises_when_the_worker_reads_it_ends_the_run_all_the_same(
 async def test_counted_retry_is_a_failure_with_a_delay_of_its_own(working: Working) -> None:
     app, delays = App(), [3600.0, 0.0]
 
-    @app.task(unexpected_retry_delay_ms=0, max_unexpected_retries=1)
+    @app.task(retry_delay=0, max_retries=1)
     async def work(context: Context) -> None:
         raise Retry(delays[int(context.task.key)], "busy", counted=True)
 

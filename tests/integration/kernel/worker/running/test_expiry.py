@@ -69,9 +69,7 @@ async def test_task_that_expires_between_its_discovery_and_its_claim_never_start
 async def test_task_that_expires_in_its_retry_delay_ends_as_fail_with_its_reason(working: Working) -> None:
     app, _ = _app()
     async with working(app) as bench:
-        await bench.client.publish(
-            "work", {"key": "1", "fails": True}, key="1", expires=1, unexpected_retry_delay_ms=3_600_000
-        )
+        await bench.client.publish("work", {"key": "1", "fails": True}, key="1", expires=1, retry_delay=3600)
         state = await bench.status("work:1", "FAIL")
         assert state["finish_time"] >= state["not_after"]
         assert "boom" in (await bench.client.get("work", "1")).fail_reason
