@@ -44,6 +44,7 @@ export async function publish(tasks, name, key, params, { queue, option = {}, de
     params: literal(params),
     task_option: literal(taskOption({ ...declared?.options, ...option })),
     ...(declared ? { declared: declared.hash } : {}),
+    ...(declared?.version ? { version: declared.version } : {}),
     ...(Object.keys(found).length > 0 ? { lookup: literal(lookupOf(found)) } : {}),
     task_state: {
       status: "INIT",

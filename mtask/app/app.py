@@ -12,8 +12,10 @@ from typing import Any, TypeVar, Unpack, overload
 
 from mtask.app.hooks import Hooks
 from mtask.app.middleware import Kind, Middleware, Tracer
+from mtask.arguments.publish import TaskRef
 from mtask.errors import AppNotFound, HandlerError, InvalidInput, MtaskError, shown
 from mtask.features.encryption.settings import Encryption
+from mtask.features.rollout.rules import Upcasts
 from mtask.features.schedules.client import Definition, FiringArguments, ScheduleSpec, When, trigger_of
 from mtask.kernel.document.handlers import (
     HANDLER_ATTRIBUTE,
@@ -22,6 +24,7 @@ from mtask.kernel.document.handlers import (
     IsolationKind,
     NextNames,
     OnException,
+    Unknown,
     make_handler,
 )
 from mtask.kernel.document.identity import check_text
@@ -44,6 +47,7 @@ class App:
         self.version = None if version is None else _checked_version(version)
         self._handlers: dict[str, Handler] = {}
         self._schedules: list[Callable[[], ScheduleSpec]] = []
+        self._upcasts = Upcasts()
         #: The middleware of this app, for the steps publish, run and finish.
         self.around = Middleware()
         #: The functions that a worker calls before its first run and after its last run.
@@ -67,6 +71,8 @@ class App:
         isolation: IsolationKind | None = None,
         expires: timedelta | float | None = None,
         breaker: Breaker | None = None,
+        version: int = 1,
+        unknown: Unknown = "refuse",
         **options: Unpack[TaskOptions],
     ) -> Callable[[Function], Function]: ...
 
@@ -83,6 +89,8 @@ class App:
         isolation: IsolationKind | None = None,
         expires: timedelta | float | None = None,
         breaker: Breaker | None = None,
+        version: int = 1,
+        unknown: Unknown = "refuse",
         **options: Unpack[TaskOptions],
     ) -> Any:
         """Register an async or sync function as the handler of tasks. Your code can still call the function itself.
@@ -101,6 +109,9 @@ class App:
         With `expires`, a time after the publish (a timedelta or seconds), no run of a task starts later: the task ends
         as CANCELED, or as FAIL if it has failed before. With `breaker`, failures in a row hold back all tasks of this
         name for a while: see `Breaker`.
+        `version` is the version of the params: raise it when a deploy changes them so that old code cannot run new
+        tasks. Tasks store it, and workers with a lower one never claim them. See `upcast` for tasks of earlier
+        versions. With unknown="drop", params that the handler does not have are ignored; they stay stored.
 
         Raises HandlerError, InvalidName, UnknownOption or InvalidOption.
         """
@@ -117,6 +128,8 @@ class App:
                 isolation=isolation,
                 expires=expires,
                 breaker=breaker,
+                version=version,
+                unknown=unknown,
             )
             if handler.name in self._handlers:
                 raise HandlerError(handler.name, "this name is registered already; give another with name=...")
@@ -126,6 +139,23 @@ class App:
             return target
 
         return register if function is None else register(function)
+
+    def upcast(self, task: TaskRef, /, *, from_version: int) -> Callable[[Function], Function]:
+        """Register a function that turns the params of `from_version` into those of the next version.
+
+        The function takes the params as they are stored, and returns new ones. `task` is the handler or its name. A
+        worker calls one function for each step up to the `version` of the handler, and then checks the type hints. The
+        task keeps its stored params. An exception of the function is a final failure.
+
+        Raises HandlerError. A worker that starts raises it, too, if a step between the first one and the handler's
+        version is missing.
+        """
+
+        def register(function: Function) -> Function:
+            self._upcasts.add(task, from_version, function)
+            return function
+
+        return register
 
     def schedule(
         self,
@@ -234,6 +264,10 @@ class App:
         """The handlers by task name."""
         return dict(self._handlers)
 
+    def complete(self) -> None:
+        """Give the handlers their upcasts. Raises HandlerError if a step is missing."""
+        self._upcasts.give(self._handlers)
+
     @property
     def queues(self) -> list[str]:
         """The queues that the handlers name, and "default".
@@ -249,6 +283,7 @@ class App:
                 raise HandlerError(name, "both apps register this name")
             self._handlers[name] = handler
         self._schedules += [spec for spec in other._schedules if spec not in self._schedules]
+        self._upcasts.include(other._upcasts)
         self.around.include(other.around)
         self.hooks.include(other.hooks)
         self.tracer = self.tracer or other.tracer

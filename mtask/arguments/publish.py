@@ -56,6 +56,7 @@ from mtask.kernel.driver.bson import MAX_VALUE_BYTES, as_sent, is_scalar, stored
 from mtask.kernel.driver.codec import done
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.publish import IfExists, NewTask, Policy, Published, PublishPolicy, check_fields, encoded
+from mtask.kernel.statements.publish import NewParams
 from mtask.lazy import LazyModule
 from mtask.says import Says, split
 
@@ -260,13 +261,13 @@ class TaskSpec:
         name = handler.name if handler else check_name(self.task)
         _check_ours(name)
         declared: Handler | Declaration | None = handler
-        version = None
+        version, made_for = None, handler.version if handler else 1
         if known is None:
             pass
         elif handler is not None:
             version = (handler.known.get("declared") or registry.declared_by(handler))["hash"]
         elif (found := known.declaration(name)) is not None:
-            declared, version = found, found.hash
+            declared, version, made_for = found, found.hash, found.version.version
         params = _checked_params(name, self.params)
         is_plain = isinstance(policy, Policy)
         collects = not is_plain and gathering.collects(policy)
@@ -304,6 +305,7 @@ class TaskSpec:
             # What gathers, or is renewed, is of several calls. Each may know another version.
             declared=version if is_plain else None,
             expires=self._expires(declared if is_plain else None, named),
+            version=None if made_for == 1 else made_for,
         )
 
     def _expires(self, declared: Handler | Declaration | None, named: Naming) -> datetime | timedelta | None:
@@ -443,15 +445,27 @@ class Unchanged(Enum):
 UNCHANGED = Unchanged.UNCHANGED
 
 
-def checked_params(task: TaskRef, params: Any) -> Any:
-    """Return the params of a task as they are stored; raise InvalidParams. The handler checks them if it is at hand."""
+def new_params(task: TaskRef, params: Any, known: Declarations | None = None) -> NewParams:
+    """Return new params of a task that exists, as they are stored; raise InvalidParams.
+
+    The handler checks them if it is at hand, else what is known of it.
+    """
     handler = handler_of(task)
     name = handler.name if handler else check_name(task)
     _check_ours(name)
     checked = _checked_params(name, params)
-    if handler:
-        handler.bind(checked)
-    return checked
+    declared: Handler | Declaration | None = handler
+    version, made_for = None, handler.version if handler else 1
+    if known is None:
+        pass
+    elif handler is not None:
+        version = registry.hash_of(handler)
+    elif (entry := known.entries.get(name)) is not None and entry.declaration is not None:
+        declared = entry.declaration
+        version, made_for = entry.declaration.hash, entry.declaration.version.version
+    if declared:
+        declared.bind(checked)
+    return NewParams(checked, declared=version, version=None if made_for == 1 else made_for)
 
 
 def _check_ours(name: str) -> None:

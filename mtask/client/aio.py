@@ -479,7 +479,7 @@ class AsyncClient(AsyncConnection):
         TaskNotFinished, InvalidParams or PreconditionFailed.
         """
         task_id = pointing.identify(task, key, self._tenant)
-        again = requests.run_again(task, task_id, everything=False, params=params, if_match=if_match)
+        again = requests.run_again(task, task_id, everything=False, params=params, if_match=if_match, known=self._known)
         return await self._act("retry", f"task:{task_id}", again)
 
     async def rerun(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mtask.arguments.pointers import TaskPointer, id_of, ids_of, position_of
-from mtask.arguments.publish import UNCHANGED, TaskRef, checked_params
+from mtask.arguments.publish import UNCHANGED, Declarations, Preparation, TaskRef, TaskSpec, new_params
 from mtask.client import views
 from mtask.client.versions import is_etag_of
 from mtask.errors import (
@@ -219,27 +219,43 @@ def _changed(task_id: str, change: Operation[queries.Document]) -> Operation[Tas
 
 
 def run_again(
-    task: TaskRef, task_id: str, *, everything: bool, params: Any = UNCHANGED, if_match: str | None = None
+    task: TaskRef,
+    task_id: str,
+    *,
+    everything: bool,
+    params: Any = UNCHANGED,
+    if_match: str | None = None,
+    known: Declarations | None = None,
 ) -> Operation[Task]:
-    """Open a finished task for a new round, perhaps with other params."""
-    given = [] if params is UNCHANGED else [checked_params(task, params)]
+    """Open a finished task for a new round, perhaps with other params. `known` tells what handlers declare."""
+    if params is UNCHANGED:
+        return _opened_again(task_id, [], if_match, everything=everything)
+    preparation = Preparation(lambda known: new_params(task, params, known), [TaskSpec(task)], known)
 
+    def operation() -> Operation[Task]:
+        new = yield from preparation.complete()
+        return (yield from _opened_again(task_id, [new], if_match, everything=everything))
+
+    return operation()
+
+
+def _opened_again(task_id: str, new: Sequence[NewParams], if_match: str | None, *, everything: bool) -> Operation[Task]:
     def change(also: filters.Filter | None) -> Operation[Task]:
-        return _opened(task_id, _run_again(task_id, given, also, everything=everything))
+        return _opened(task_id, _run_again(task_id, new, also, everything=everything))
 
     return matching(task_id, if_match, change)
 
 
 def _run_again(
-    task_id: str, given: Sequence[Any], also: filters.Filter | None, *, everything: bool
+    task_id: str, new: Sequence[NewParams], also: filters.Filter | None, *, everything: bool
 ) -> Operation[queries.Document]:
     waits = yield from flow_operating.check_dependencies(task_id)
-    new = [NewParams(params) for params in given]
     codec: Codec = yield GET_CODEC
     if new and not codec.is_plain:
         # They are encoded for the queue in which the task is now, or for its tenant.
         document = yield from queries.get(task_id)
-        new = [(yield from encode.params((yield from _readable(document)), given[0]))]
+        encoded = yield from encode.params((yield from _readable(document)), new[0].params)
+        new = [encoded._replace(declared=new[0].declared, version=new[0].version)]
         also = {**(also or {}), "queue": document["queue"], "lookup": document.get("lookup")}
     return (yield from queries.run_again(task_id, everything=everything, waits=waits, params=new, also=also))
 

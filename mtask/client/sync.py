@@ -480,7 +480,7 @@ class Client(SyncConnection):
         TaskNotFinished, InvalidParams or PreconditionFailed.
         """
         task_id = pointing.identify(task, key, self._tenant)
-        again = requests.run_again(task, task_id, everything=False, params=params, if_match=if_match)
+        again = requests.run_again(task, task_id, everything=False, params=params, if_match=if_match, known=self._known)
         return self._act("retry", f"task:{task_id}", again)
 
     def rerun(self, task: TaskRef, key: str, *, if_match: str | None = None) -> Task:

@@ -14,6 +14,7 @@ from mtask.errors import DatabaseError
 from mtask.features.controls import client as controls
 from mtask.features.controls.rules import Control
 from mtask.features.limits import doctor as permits
+from mtask.features.rollout import doctor as rollout
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task, WorkerDocument
 from mtask.kernel.driver.operation import Operation, server_time
@@ -95,7 +96,7 @@ def stuck() -> Operation[dict[tuple[str, str], str]]:
 
 @dataclass(frozen=True, slots=True)
 class DueGroup:
-    """A group of due tasks that no worker holds. They have the same queue, name, specific_worker_ids and data key."""
+    """A group of due tasks that no worker holds: of one queue, name, specific_worker_ids, data key and version."""
 
     queue: str
     name: str
@@ -104,6 +105,7 @@ class DueGroup:
     oldest: datetime
     task_id: str
     sealed: str | None = None  #: the name of their data key
+    version: int = 1  #: of the handler for which the params were made
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> DueGroup:
@@ -118,6 +120,7 @@ class DueGroup:
             oldest=row["oldest"],
             task_id=str(row["task_id"]),
             sealed=None if key.get("sealed") is None else str(key["sealed"]),
+            version=key["version"] if isinstance(key.get("version"), int) else 1,
         )
 
 
@@ -174,7 +177,7 @@ def _not_taken(
 
 
 #: The reasons for which a task waits although nothing is wrong.
-_HAS_TO_WAIT = frozenset({"limited", "behind", "reserved", "paused", "turn"})
+_HAS_TO_WAIT = frozenset({"limited", "behind", "reserved", "paused", "turn", "handed_on"})
 _REMEDIES = {
     "workers_busy": "Start more workers, or raise --concurrency.",
     "named_absent": "Start that worker, or admit others: `mtask update TASK --option specific_worker_ids=[]`.",
@@ -207,7 +210,9 @@ def _cause(group: DueGroup, live: Sequence[WorkerDocument], holds: Sequence[Cont
     if not able:
         ids = listed([worker.worker_id for worker in serving])
         return f"encrypted with the data key {group.sealed!r}, which {ids} cannot use", KEYS_REMEDY
-    serving = able
+    serving = rollout.able(group.name, group.version, able)
+    if not serving:
+        return rollout.missing(group.name, group.version, able), rollout.REMEDY
     awake = [worker for worker in serving if not is_paused(worker) and worker.status is not WorkerStatus.STOPPING]
     if not awake:
         ids = listed([worker.worker_id for worker in serving])

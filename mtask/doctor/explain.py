@@ -17,6 +17,7 @@ from mtask.features.flows.read import Waits
 from mtask.features.limits import doctor as limits
 from mtask.features.limits.doctor import Bound
 from mtask.features.limits.operations import PermitPool
+from mtask.features.rollout import doctor as rollout
 from mtask.kernel.document import rules
 from mtask.kernel.document.status import TaskStatus, WorkerStatus
 from mtask.kernel.document.task import Task, WorkerDocument
@@ -103,6 +104,7 @@ def waits_for(
         message = f"at its end: any live worker settles it as {status}"
         return [Reason("to_be_settled", message if live else f"{message}, and none is live")]
     reasons = [*_runs(task, live, now), *_again(task), *_times(task, now)]
+    reasons += rollout.handed_on(task) if rules.has_free_seat(task, now) else []
     if task.task_state.cancel_requested:
         return reasons
     if rules.has_free_seat(task, now):
@@ -229,7 +231,10 @@ def _shortage(task: Task, live: Sequence[WorkerDocument], now: datetime) -> Iter
         ids = listed([worker.worker_id for worker in serving])
         yield Reason("keys_needed", f"it is encrypted with the data key {task.sealed!r}, which {ids} cannot use")
         return
-    serving = keyed
+    serving = rollout.able(task.name, task.handler_version, keyed)
+    if not serving:
+        yield Reason("version_needed", rollout.missing(task.name, task.handler_version, keyed))
+        return
     able = [worker for worker in serving if rules.is_candidate(task, worker.worker_id, now)]
     if not able:
         done = listed([worker.worker_id for worker in serving])

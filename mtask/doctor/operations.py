@@ -219,7 +219,7 @@ def is_newer(misfit: Misfit) -> bool:
 
 
 def due_groups(limit: int) -> Operation[list[Document]]:
-    """Count the due INIT tasks by queue, name, specific_worker_ids and data key. The longest due group comes first."""
+    """Count the due INIT tasks by queue, name, specific_worker_ids, data key and version, the longest due first."""
     due = {
         "task_state.status": "INIT",
         filters.NEXT: {"$exists": True},
@@ -231,6 +231,7 @@ def due_groups(limit: int) -> Operation[list[Document]]:
             "name": "$name",
             "worker_ids": "$task_option.specific_worker_ids",
             "sealed": "$sealed",
+            "version": "$version",
         },
         "count": {"$sum": 1},
         "oldest": {"$min": f"${filters.NEXT}"},

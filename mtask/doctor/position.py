@@ -38,6 +38,8 @@ _UNTIL_SOMEBODY_ACTS = frozenset(
         "no_worker",
         "queue_unserved",
         "name_unserved",
+        "version_needed",
+        "handed_on",
         "other_worker_needed",
         "workers_stopping",
         "workers_paused",
@@ -76,6 +78,9 @@ class Position:
     #: Where tenants take turns: the number of other tenants with due tasks that have their turn first. None: they take
     #: none, the queue has no limit, so that each worker counts the turns by itself, or very many tenants wait.
     tenants_ahead: int | None = None
+    #: What the publisher knew of the handler, as a hash, and the version of the handler for which the params were made.
+    declared: str | None = None
+    version: int = 1
 
     @property
     def is_due(self) -> bool:
@@ -94,11 +99,12 @@ def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
         raise TaskNotFound(task_id)
     task, now = views.task_of(found[0]), found[0]["now"]
     status, due = rules.status(task, now), task.task_state.next_preempt_time
+    made: Any = {"declared": task.declared, "version": task.handler_version}
     if status is TaskStatus.WAITING:
         held_up = yield from in_flow(task_id)
-        return Position(task_id, status, None, False, None, None, None, tuple(held_up), now)
+        return Position(task_id, status, None, False, None, None, None, tuple(held_up), now, **made)
     if status.is_final or status is TaskStatus.RUNNING or due is None:
-        return Position(task_id, status, None, False, None if status.is_final else due, None, None, (), now)
+        return Position(task_id, status, None, False, None if status.is_final else due, None, None, (), now, **made)
     around = yield from _around(task, now)
     standing = _standing(task, around, now, viewer)
     ahead = yield from for_everybody(count_ahead(standing, now))
@@ -116,7 +122,9 @@ def find(task_id: str, viewer: str | None = None) -> Operation[Position]:
     if estimate is not None and before == 0:
         estimate = _with_permits(estimate, reasons)
     tenants_ahead = None if turns is None else turns.first_cnt
-    return Position(task_id, status, ahead.count, ahead.is_more, due, estimate, rate, reasons, now, tenants_ahead)
+    return Position(
+        task_id, status, ahead.count, ahead.is_more, due, estimate, rate, reasons, now, tenants_ahead, **made
+    )
 
 
 def _with_permits(estimate: datetime, reasons: Sequence[Reason]) -> datetime | None:

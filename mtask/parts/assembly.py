@@ -23,6 +23,7 @@ from mtask.features.flows.worker import FlowPart
 from mtask.features.limits.worker import Limits
 from mtask.features.metrics.worker import Recorder
 from mtask.features.registry.worker import HandlerRegistrar
+from mtask.features.rollout.worker import Rollout
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.stores import SyncStore
@@ -135,6 +136,7 @@ class Assembly:
             keeper,
             Recorder(scope, self.registrar.registration),
             registrar,
+            Rollout(scope, app.handlers, quarantine, hands_on=self.options.hands_on),
             executors,
         )
         hooks = features.hooks()
@@ -157,7 +159,7 @@ class Assembly:
         caller = Caller(
             Surroundings(context, RunCall, around.run, isolated), transactions.leave, hooks.executions, keeper
         )
-        runner = Runner(scope, pinger, finisher, caller, successes)
+        runner = Runner(scope, pinger, finisher, caller, successes, features.rollout.judge)
         room = self._room(executors)
         capacity = max(QUEUE_CAPACITY, 4 * self.options.concurrency)
         queue = PreemptionQueue(
@@ -287,6 +289,7 @@ class Worker(process.Worker):
         app, options = extended(app, options)
         if not app.handlers:
             raise HandlerError("(none)", "the app has no handlers: register some with @app.task")
+        app.complete()
         app.schedules  # noqa: B018  raises if a schedule is invalid
         options.checked_executors(app)
         options.logs.check()

@@ -31,6 +31,7 @@ FEATURES: Mapping[str, Surface] = {
     "logs": Surface("rest", ("logs",)),
     "metrics": Surface("rest", ("top", "metrics")),
     "registry": Surface("rest page doctor", ("handlers",)),
+    "rollout": Surface("doctor"),
     "audit_log": Surface("rest page", ("log",)),
 }
 

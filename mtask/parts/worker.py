@@ -21,6 +21,7 @@ from mtask.features.limits.worker import Limits
 from mtask.features.logs.options import LogOptions
 from mtask.features.metrics.worker import Recorder
 from mtask.features.registry.worker import HandlerRegistrar
+from mtask.features.rollout.worker import Rollout
 from mtask.features.schedules.worker import Scheduler
 from mtask.kernel.worker.process.options import ProcessOptions
 from mtask.kernel.worker.process.part import Hooks, Part
@@ -42,6 +43,8 @@ class WorkerOptions(ProcessOptions):
     logs: LogOptions = field(default_factory=LogOptions)
     #: The keys of encrypted tasks. None: those of the app, if it has any.
     encryption: Encryption | None = field(default=None, repr=False)
+    #: Whether tasks whose params do not fit are handed on, as workers of another version may come. Tests say no.
+    hands_on: bool = True
 
     def checked_executors(self, app: App) -> ExecutorOptions | None:
         """Return the options of the executors, or None if no handler runs in one; raise InvalidInput."""
@@ -88,6 +91,7 @@ class Features:
     keeper: LogKeeper | None
     recorder: Recorder
     handlers: HandlerRegistrar
+    rollout: Rollout
     executors: Executors | None
 
     def hooks(self) -> Hooks:
@@ -123,4 +127,10 @@ def _overridden(parts: Sequence[Part], name: str) -> tuple[Callable[..., Any], .
 
 def _any_of(skips: Sequence[Callable[..., bool]]) -> Callable[..., bool]:
     """Return one hook for all of these. It is called for each task, so a single one stays as it is."""
-    return skips[0] if len(skips) == 1 else lambda document: any(skip(document) for skip in skips)
+    if not skips:
+        return lambda document: False
+    first, *others = skips
+    if not others:
+        return first
+    rest = _any_of(others)
+    return lambda document: first(document) or rest(document)

@@ -98,6 +98,7 @@ class Bench:
             concurrency=concurrency,
             scheduler=False,
             features=[] if callbacks is None else [_deliveries_to(callbacks)],
+            hands_on=False,  # no worker of another version comes
             executors=ExecutorOptions(is_off=True),  # a test can see into handlers of this process
         )
         with _working(Worker(self.app, options)) as life:

@@ -89,6 +89,8 @@ MALFORMED: Mapping[str, Malformation] = {
     "retain-fail-object": _with(f"{_OPTION}.retain_fail_ms", {"days": 1}),
     "lookup-text": _with("lookup", "user_id"),
     "lookup-of-a-list": _with("lookup", [{"k": "user_id", "v": [7]}]),
+    "version-text": _with("version", "two"),
+    "version-zero": _with("version", 0),
     "lookup-of-many": _with("lookup", [{"k": "user_id", "v": number} for number in range(33)]),
     "no-task-state": _with(_STATE, _MISSING),
     "task-state-text": _with(_STATE, "INIT"),

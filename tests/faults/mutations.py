@@ -44,6 +44,7 @@ from tests.faults.mutants_of_metrics import METRIC_MUTATIONS
 from tests.faults.mutants_of_order import ORDER_MUTATIONS
 from tests.faults.mutants_of_processes import PROCESS_MUTATIONS
 from tests.faults.mutants_of_registry import REGISTRY_MUTATIONS
+from tests.faults.mutants_of_rollout import ROLLOUT_MUTATIONS
 from tests.faults.mutants_of_schedules import SCHEDULE_MUTATIONS
 from tests.faults.mutants_of_starting import STARTING_MUTATIONS
 from tests.faults.mutants_of_store import STORE_MUTATIONS
@@ -65,6 +66,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CALLBACK_MUTATIONS,
     *CALL_MUTATIONS,
     *REGISTRY_MUTATIONS,
+    *ROLLOUT_MUTATIONS,
     *METRIC_MUTATIONS,
     *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,

@@ -138,6 +138,10 @@ def _header(task: Task, seen: Inspected, limit: int | None) -> list[tuple[str, s
         lines.append(("failed", f"{counted(state.failed_cnt, 'failed or timed-out run')}, {of}"))
     if task.tenant is not None:
         lines.append(("tenant", clean(task.tenant)))
+    if task.version is not None:
+        lines.append(("version", f"{task.version} of the handler"))
+    if task.declared is not None:
+        lines.append(("declared", f"{clean(task.declared)}: `mtask handlers {clean(task.name)}` lists the versions"))
     changed = changed_options(task.task_option)
     if changed:
         lines.append(("options", spaced([f"{name} {clean(value)}" for name, value in changed.items()], ", ")))

@@ -96,7 +96,7 @@ def position(cli: Cli, name: TaskArgument, key: KeyArgument = None) -> None:
     found = cli.client(reads_only=True).position(*name_and_key(cli, name, key))
     reasons = [{"reason": r.code, "message": r.message, "until": r.until} for r in found.reasons]
     heading = Text.assemble((clean(found.task_id), "bold"), "  ", status_text(found.status))
-    cli.answer({**asdict(found), "is_due": found.is_due, "reasons": reasons}, heading, *_lines(found))
+    cli.answer({**asdict(found), "is_due": found.is_due, "reasons": reasons}, heading, *_lines(found), *_made(found))
 
 
 def _lines(found: Position) -> list[str | Text]:
@@ -123,6 +123,14 @@ def _lines(found: Position) -> list[str | Text]:
         when = relative(found.start_estimate, found.now) if found.start_estimate > found.now else "now"
         lines.append(f"starts {least}{when}{by}")
     return [*lines, *_reasons(found)]
+
+
+def _made(found: Position) -> list[str]:
+    """Return for which version of the handler the task was made, if it is known."""
+    if found.declared is None and found.version == 1:
+        return []
+    declared = "" if found.declared is None else f" (declared: {clean(found.declared)})"
+    return [f"made for version {found.version} of its handler{declared}"]
 
 
 def _reasons(found: Position) -> list[Text]:

@@ -25,6 +25,7 @@ from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import filters
 from mtask.kernel.statements import publish as requests
 from mtask.kernel.statements.derive import Stage, close_lapsed, derive
+from mtask.kernel.statements.rounds import CONTENT
 
 _RACES = 5
 _EXAMPLES = 5
@@ -169,8 +170,7 @@ def _publish(
 
 
 def _sent(task: NewTask, policy: GatherPolicy, call_id: str, time: x.Expression) -> SentCall:
-    names = ("params", "queue", "task_option", "lookup", "sealed")
-    content = {name: value for name, value in task.fixed().items() if name in names}
+    content = {name: value for name, value in task.fixed().items() if name in CONTENT}
     debounce, most = (None if wait is None else milliseconds(wait) for wait in (policy.debounce, policy.max_wait))
     is_own = policy.call_id is not None
     return SentCall(time, call_id, policy.kind, content, task.start_expression(), debounce, most, is_own)

@@ -22,6 +22,7 @@ from mtask.kernel.document.status import FINAL, RunStatus, TaskStatus
 from mtask.kernel.document.task import MAX_CALLS, GatherKind
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements.rounds import (
+    CONTENT,
     GATHER,
     NEWEST,
     Stage,
@@ -46,6 +47,7 @@ _PRESENT = {
     "task_option": "$task_option",
     "lookup": "$lookup",
     "sealed": "$sealed",
+    "version": "$version",
     "start_time": f"{x.STATE}.start_time",
     "gather": {"$ifNull": [GATHER, {}]},
 }
@@ -230,7 +232,7 @@ def merged(call: SentCall, params: x.Expression, ids: x.Expression, now: x.Expre
     """Return the round with the call. `ids` are those of a round that collects."""
     is_newest = {"$gt": [call.mark(), {"$ifNull": ["$$base.gather.newest", None]}]}
     content = {name: x.literal(value) for name, value in call.content.items() if name != "params"}
-    content |= {name: "$$REMOVE" for name in ("lookup", "sealed") if call.content.get(name) is None}
+    content |= {name: "$$REMOVE" for name in ("lookup", "sealed", "version") if call.content.get(name) is None}
     common: dict[str, x.Expression] = {
         "kind": call.kind,
         # $min ignores null and missing values.
@@ -291,8 +293,7 @@ def outside_window(task_id: str, window_ms: int) -> dict[str, Any]:
 
 def renew(content: Mapping[str, Any], start: x.Expression, now: x.Expression = x.NOW) -> list[Stage]:
     """Begin a new round of a task that has ended, with this content."""
-    names = ("params", "queue", "task_option", "lookup", "sealed")
-    following = {name: x.literal(content[name]) for name in names if name in content}
+    following = {name: x.literal(content[name]) for name in CONTENT if name in content}
     begun = begin("$$round", without_calls(), now)
     if "trace" in content:
         begun = {"$mergeObjects": [begun, {"trace": x.literal(content["trace"])}]}

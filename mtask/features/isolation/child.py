@@ -119,6 +119,7 @@ class Child:
             if hello["keep_logs"]:
                 self._lines = RunLines(self._channel.send, hello["keep_logs"])
             self._app = app = load_app(self._app_path)
+            app.complete()
             self._started = app.hooks.begin()
             await self._started.start()
         except BaseException as error:

@@ -89,6 +89,8 @@ def _lines(found: RegisteredHandler, now: datetime) -> list[str]:
         is_current = " (current)" if version.is_current else ""
         lines.append(f"version   {clean(_shown(version))}{is_current}{since}")
         lines.append(f"  queue   {clean(version.queue)}")
+        if version.version > 1:
+            lines.append(f"  params  of version {version.version}")
         if version.options:
             lines.append(f"  options {clean(compact(dict(version.options), 200))}")
         lines.append(f"  workers {clean(listed(list(version.workers), _MOST_WORKERS)) or 'none that is live'}")
@@ -107,6 +109,7 @@ def handler_document(found: RegisteredHandler) -> dict[str, Any]:
                 "hash": version.hash,
                 "is_current": version.is_current,
                 "app_version": version.app_version,
+                "version": version.version,
                 "since": version.since,
                 "queue": version.queue,
                 "options": dict(version.options),

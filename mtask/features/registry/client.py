@@ -156,6 +156,7 @@ class RegisteredVersion:
     queue: str
     options: Mapping[str, Any]
     workers: Sequence[str]
+    version: int = 1  #: of the params, as `@app.task(version=...)` says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ def _handler(document: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
             version.queue,
             version.options,
             [str(worker["_id"]) for worker in workers if label(read.id, version.hash) in _texts(worker, "handlers")],
+            version.version,
         )
         for version in reversed(read.versions)
     ]

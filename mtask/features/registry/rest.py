@@ -22,6 +22,7 @@ class VersionEntry(OpenAnswer):
     hash: str
     is_current: bool
     app_version: str | None
+    version: int
     since: str | None
     queue: str
     options: dict[str, Any]

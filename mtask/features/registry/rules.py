@@ -16,7 +16,7 @@ from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.identity import check_text
 from mtask.kernel.document.lookup import MAX_LOOKUPS, taken_from
 from mtask.kernel.document.options import PositiveDuration, build_option
-from mtask.kernel.document.task import MAX_APP_VERSION, MAX_HASH, Instant, Text
+from mtask.kernel.document.task import MAX_APP_VERSION, MAX_HASH, HandlerVersionNumber, Instant, Text
 
 #: The most versions of a handler that its document keeps. A start of a worker drops the oldest one beyond these.
 MAX_VERSIONS = 10
@@ -58,6 +58,9 @@ class HandlerVersion(BaseModel):
     isolation: Text | None = None
     on_exception: Text = "retry"
     expires_ms: PositiveDuration | None = None  #: the time after the publish in which a task must start
+    #: The version of the params. Only one above 1 is stored.
+    version: HandlerVersionNumber = 1
+    unknown: Text = "refuse"
     #: The JSON Schema of the params, as JSON text: the names of fields in it could not be stored as they are.
     stored_schema: Annotated[Text, Field(alias="schema")]
 
@@ -106,6 +109,9 @@ def _declared_by(handler: Handler) -> dict[str, Any]:
         "isolation": handler.isolation,
         "on_exception": handler.on_exception,
         "schema": schema_of(handler),
+        # What is as it always was leaves no trace, so that the hash stays the same.
+        **({} if handler.version == 1 else {"version": handler.version}),
+        **({} if handler.unknown == "refuse" else {"unknown": handler.unknown}),
     }
     if handler.expires_ms is not None:
         made["expires_ms"] = handler.expires_ms

@@ -191,6 +191,7 @@ class ScheduleSpec:
             "params": task.params,
             "task_option": dict(task.task_option),
             "lookup": task.lookup,
+            "version": task.version,
             "trigger": trigger.model_dump(exclude_none=True),
             "start_time": _bound(self.start_time, "start_time"),
             "end_time": _bound(self.end_time, "end_time"),
@@ -239,7 +240,7 @@ class Definition:
             "revision": 1,
             "schema_version": SCHEMA_VERSION,
         }
-        for name in ("lookup", "tenant", "expires_ms"):
+        for name in ("lookup", "version", "tenant", "expires_ms"):
             if made[name] is None:
                 del made[name]  # as in a task without them
         is_resumed = former is not None and former.get("paused") is True and not made["paused"]
@@ -456,6 +457,7 @@ def new_task(schedule: Schedule, firing: datetime, start: datetime) -> NewTask:
         tenant=schedule.tenant,
         sealed=schedule.sealed,
         expires=None if schedule.expires_ms is None else firing + timedelta(milliseconds=schedule.expires_ms),
+        version=schedule.version,
     )
 
 

@@ -35,7 +35,7 @@ _PENDING = f"{_STATE}.pending"
 #: has changed the schedule in between.
 _RACES = 20
 #: The fields that a schedule passes on to its tasks.
-_PASSED_ON = ("tenant", "queue", "params", "task_option", "sealed", "lookup")
+_PASSED_ON = ("tenant", "queue", "params", "task_option", "sealed", "version", "lookup")
 #: The most tasks that one command publishes.
 _AT_ONCE = 100
 
@@ -316,7 +316,7 @@ def _is_before(state: Any, instant: datetime) -> bool:
 
 
 #: The fields that a schedule passes on to its tasks as they are.
-_SHARED = ("queue", "params", "task_option", "lookup", "sealed")
+_SHARED = ("queue", "params", "task_option", "lookup", "sealed", "version")
 
 
 def _published(schedule_id: str, firings: Sequence[Firing]) -> list[Document]:

@@ -14,7 +14,7 @@ from mtask.kernel.document.identity import NAME_PATTERN, TENANT_PATTERN, stored_
 from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
 from mtask.kernel.document.options import WHOLE, Count, PositiveCount, PositiveDuration, TaskOption
 from mtask.kernel.document.parts import SealedAny
-from mtask.kernel.document.task import Instant, Text
+from mtask.kernel.document.task import HandlerVersionNumber, Instant, Text
 from mtask.kernel.document.values import Stored
 
 #: The longest delay with which a firing is still on time. A firing with a longer delay is missed, and catch_up decides
@@ -64,6 +64,8 @@ class Schedule(Stored):
     params: SealedAny = None
     #: The name of the data key that encrypts the params, as in a task.
     sealed: Text | None = None
+    #: The version of the handler for which the params were made, as in a task.
+    version: HandlerVersionNumber | None = None
     task_option: TaskOption
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     trigger: Trigger

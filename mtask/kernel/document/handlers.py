@@ -20,7 +20,7 @@ from mtask.errors import MAX_DELAY, HandlerError, InvalidInput, InvalidLookup, I
 from mtask.kernel.document.identity import check_name, check_text
 from mtask.kernel.document.lookup import MAX_LOOKUPS, check_lookup_name, taken_from
 from mtask.kernel.document.options import stored_options
-from mtask.kernel.document.task import DEFAULT_QUEUE, describe_validation
+from mtask.kernel.document.task import DEFAULT_QUEUE, MAX_VERSION, describe_validation
 from mtask.logs import SureLogger, fields
 
 HANDLER_ATTRIBUTE = "__mtask_handler__"
@@ -32,6 +32,17 @@ OnException = Literal["retry", "fail"]
 NextNames: TypeAlias = str | Mapping[str, str]
 #: Where a handler runs: in the worker's process, or in an executor, a process of its own kind.
 IsolationKind: TypeAlias = Literal["process", "thread"]
+#: What becomes of params that the handler does not have: they are refused, or ignored.
+Unknown: TypeAlias = Literal["refuse", "drop"]
+
+
+class UpcastError(Exception):
+    """Params of an earlier version could not be turned into those of the handler's version."""
+
+    def __init__(self, name: str, step: int, reason: str | None) -> None:
+        """`reason`: None if the upcast raised an exception, which is the cause of this one."""
+        super().__init__(f"the params of {name!r} could not be upcast from version {step} to {step + 1}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,11 @@ class Handler:
     expires_ms: int | None = None
     #: When failures hold back its tasks. None: never.
     breaker: Breaker | None = None
+    #: The version of the params. A worker claims no task of a later one.
+    version: int = 1
+    unknown: Unknown = "refuse"
+    #: The functions that turn params of an earlier version into those of the next, by the earlier version.
+    upcasts: dict[int, Callable[[Any], Any]] = field(default_factory=dict, init=False, compare=False, repr=False)
     #: What was worked out of the handler before and is wanted again, by its name. Not a part of what it declares.
     known: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -94,6 +110,34 @@ class Handler:
     def lookup_in(self, params: Any) -> dict[str, Any]:
         """Return the lookups that these params give. A parameter without a value, or with None, gives none."""
         return taken_from(params, self.lookup, self.sole_parameter) if self.lookup else {}
+
+    def arguments_of(self, params: Any, version: int) -> dict[str, Any]:
+        """Return the keyword arguments of the function for params that were made for a version.
+
+        Raises InvalidParams, or an UpcastError if a step to this version fails.
+        """
+        return self.bind(params if version >= self.version else self.upcast(params, version))
+
+    def upcast(self, params: Any, version: int) -> Any:
+        """Return params of an earlier version as they are in this one; raise UpcastError.
+
+        Without any upcasts, all versions up to this one have the same params.
+        """
+        if not self.upcasts:
+            return params
+        for step in range(version, self.version):
+            change = self.upcasts.get(step)
+            if change is None:
+                reason = f"there is no upcast from version {step}: the first one is from {min(self.upcasts)}"
+                raise UpcastError(self.name, step, reason)
+            try:
+                changed = change(params)
+            except BaseException as error:
+                raise UpcastError(self.name, step, None) from error
+            if changed is None and params is not None:
+                raise UpcastError(self.name, step, "it returned None: return the new params")
+            params = changed
+        return params
 
     def bind(self, params: Any) -> dict[str, Any]:
         """Return the keyword arguments of the function for these params; raise InvalidParams.
@@ -153,6 +197,8 @@ def make_handler(
     isolation: IsolationKind | None = None,
     expires: timedelta | float | None = None,
     breaker: Breaker | None = None,
+    version: int = 1,
+    unknown: Unknown = "refuse",
 ) -> Handler:
     """Return the handler for a function; raise HandlerError, InvalidName, InvalidOption or UnknownOption."""
     shown = getattr(function, "__qualname__", repr(function))
@@ -168,6 +214,9 @@ def make_handler(
         raise HandlerError(shown, f'on_exception is "retry" or "fail", not {on_exception!r}')
     if isolation not in (None, "process", "thread"):
         raise HandlerError(shown, f'isolation is "process" or "thread", not {isolation!r}')
+    if unknown not in ("refuse", "drop"):
+        raise HandlerError(shown, f'unknown is "refuse" or "drop", not {unknown!r}')
+    check_version(shown, "version", version)
     declared = stored_options(options)
     try:
         signature = inspect.signature(function)
@@ -194,8 +243,12 @@ def make_handler(
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[position] = parameter.name
         definitions[position] = (hint, Field(default, alias=parameter.name))
+    if takes_extra and unknown == "drop":
+        raise HandlerError(shown, 'it takes any params: drop unknown="drop", or the **parameter')
     looked_up = _lookup_names(shown, lookup, None if takes_extra else fields.values())
-    settings = ConfigDict(extra="allow" if takes_extra else "forbid", arbitrary_types_allowed=False)
+    settings = ConfigDict(
+        extra="allow" if takes_extra else "ignore" if unknown == "drop" else "forbid", arbitrary_types_allowed=False
+    )
     try:
         arguments = create_model(f"{shown}.arguments", __config__=settings, **definitions)
     except PydanticUserError as error:
@@ -218,6 +271,8 @@ def make_handler(
         expires_ms=_expires_ms(shown, expires),
         breaker=_checked_breaker(shown, breaker),
         returns_nothing=hints.get("return", Any) is type(None),
+        version=version,
+        unknown=unknown,
     )
 
 
@@ -250,6 +305,12 @@ def _expires_ms(shown: str, expires: timedelta | float | None) -> int | None:
     if not timedelta(milliseconds=1) <= wait <= MAX_DELAY:
         raise HandlerError(shown, f"expires {wait.total_seconds():g} s lies outside of 1 ms to 10 years")
     return wait // timedelta(milliseconds=1)
+
+
+def check_version(shown: str, what: str, version: object) -> None:
+    """Check the version of a handler's params; raise HandlerError. `what`: the name of the argument that has it."""
+    if type(version) is not int or not 1 <= version <= MAX_VERSION:
+        raise HandlerError(shown, f"{what} is a whole number from 1 to {MAX_VERSION}, not {version!r}")
 
 
 def _checked_next(shown: str, given: NextNames | None) -> NextNames | None:

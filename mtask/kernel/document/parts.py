@@ -11,7 +11,7 @@ from mtask.kernel.document.options import PositiveCount
 from mtask.kernel.document.values import Stored
 
 #: The fields that a task has only where they are given. A publish that replaces a task replaces these, too.
-OPTIONAL = ("sealed", "declared", "lookup", "callback", "trace")
+OPTIONAL = ("sealed", "declared", "version", "lookup", "callback", "trace")
 #: The fields that only workers of a later mtask know: the first revision of the schema whose workers know each, and
 #: what they are called. An older worker would leave undone what the field asks for.
 KNOWN_SINCE = {"callback": (6, "callbacks"), "expires": (11, "expiry")}

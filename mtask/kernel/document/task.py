@@ -34,7 +34,7 @@ from mtask.kernel.document.identity import (
     task_id_of,
 )
 from mtask.kernel.document.lookup import MAX_LOOKUPS, LookupEntry
-from mtask.kernel.document.options import STORED_OPTIONS, Count, Duration, PositiveCount, TaskOption
+from mtask.kernel.document.options import STORED_OPTIONS, WHOLE, Count, Duration, PositiveCount, TaskOption
 from mtask.kernel.document.parts import MAX_OWED, Callback, OwedCallback, SealedAny, SealedText
 from mtask.kernel.document.status import RunStatus, TaskStatus, WorkerStatus
 from mtask.kernel.document.values import MAX_TRACEPARENT, Stored, TraceContext
@@ -61,6 +61,8 @@ MAX_DEPTH = 16
 MAX_CALL_ID = 64
 #: The most calls that one round of a task collects, and so the most ids of former calls that its document keeps.
 MAX_CALLS = 1000
+#: The greatest version of a handler.
+MAX_VERSION = 1_000_000
 #: The longest hash of a handler's declaration, in characters.
 MAX_HASH = 64
 #: The longest version of an app, in characters.
@@ -75,6 +77,8 @@ _MAX_KNOWN_BYTES = 1_000
 Instant = Annotated[AwareDatetime, Strict()]
 #: A BSON string. Bytes are refused.
 Text = Annotated[str, Strict()]
+#: The version of a handler, as `@app.task(version=...)` says it.
+HandlerVersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION), WHOLE]
 StoredT = TypeVar("StoredT", bound=Stored)
 
 
@@ -100,6 +104,9 @@ class Run(Stored):
     fail_reason: Annotated[str | None, SealedText] = None
     #: Whether the run met a conflict with another transaction, and so goes back without being counted.
     conflict: StrictBool = False
+    #: Of a run that was handed on, as the params did not fit the worker's version of the handler: the time since which
+    #: they fit none.
+    misfit_since: Instant | None = None
     returns: SealedAny = None
     #: Of a run whose transaction has committed its SUCCESS, and whose handler is still to return its value: the
     #: incarnation of the worker in which the handler goes on.
@@ -209,6 +216,7 @@ class NextRound(Stored):
 
     params: SealedAny = None
     sealed: Text | None = None
+    version: HandlerVersionNumber | None = None
     queue: Annotated[Text, Field(min_length=1)]
     task_option: TaskOption
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
@@ -269,6 +277,8 @@ class Task(Stored):
     sealed: Text | None = None
     #: The version of the handler whose declaration the publisher knew: its hash in `handlers`. Else no such field.
     declared: Annotated[Text, Field(max_length=MAX_HASH)] | None = None
+    #: The version of the handler for which the params were made. A task of version 1 need not have the field.
+    version: HandlerVersionNumber | None = None
     #: The values by which clients look the task up. If a task has no lookups, its document has no such field.
     lookup: Annotated[list[LookupEntry], Field(max_length=MAX_LOOKUPS)] | None = None
     task_state: TaskState
@@ -308,6 +318,11 @@ class Task(Stored):
     def own_key(self) -> str:
         """The key as it was published: without the tenant."""
         return own_key(self.tenant, self.key)
+
+    @property
+    def handler_version(self) -> int:
+        """The version of the handler for which the params were made."""
+        return self.version or 1
 
     @property
     def status(self) -> TaskStatus:
@@ -456,6 +471,8 @@ class WorkerDocument(Stored):
     heartbeat_expire_time: AwareDatetime
     queues: list[str]
     names: list[str]
+    #: The versions of those handlers that have one above 1, each as name@version.
+    handler_versions: list[str] = Field(default_factory=list)
     #: The names of tasks in the worker's queues for which the worker has no handler.
     unserved_names: list[str] = Field(default_factory=list)
     #: The versions of its handlers, each as name@hash. Workers of before have no such field.
@@ -482,6 +499,12 @@ class WorkerDocument(Stored):
     def can_decrypt(self, sealed: str | None) -> bool:
         """Whether the worker can decrypt tasks of this data key, as far as it knows. None: the task is readable."""
         return sealed is None or not {"*", sealed} & set(self.unusable_keys)
+
+    def version_of(self, name: str) -> int:
+        """Return the version of the worker's handler of this name. A handler that says nothing has version 1."""
+        found = next((each for each in self.handler_versions if each.rpartition("@")[0] == name), "")
+        number = found.rpartition("@")[2]
+        return int(number) if number.isascii() and number.isdecimal() else 1
 
     def is_live(self, now: datetime) -> bool:
         """Whether the worker is live: it has not stopped, and its last heartbeat has not expired."""

@@ -20,7 +20,7 @@ from mtask.kernel.document.identity import MAX_KEY_BYTES
 from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.parts import OWING, is_sealed, sealed_in
 from mtask.kernel.document.status import FINAL, RunStatus
-from mtask.kernel.document.task import MAX_HASH, SCHEMA_VERSION, Run, StoredTask, known_option, runs_in
+from mtask.kernel.document.task import MAX_HASH, MAX_VERSION, SCHEMA_VERSION, Run, StoredTask, known_option, runs_in
 from mtask.kernel.driver.bson import rough_size, with_zones
 from mtask.kernel.driver.operation import Operation, tasks, viewed
 from mtask.kernel.operations import find_due as finding
@@ -402,12 +402,19 @@ def simple_facts(document: Document, run_id: str, worker_id: str, names: Contain
         or len(run) != _RUN_CNT
         or len(runs) != 1
         or len(state) != _STATE_CNT + ("start_time" in state) + ("not_after" in state)
-        or len(document) != _TASK_CNT + ("params" in document) + ("quiet_time" in document) + ("declared" in document)
+        or len(document)
+        != _TASK_CNT
+        + ("params" in document)
+        + ("quiet_time" in document)
+        + ("declared" in document)
+        + ("version" in document)
         or type(start) not in _TIME_OR_NONE
         or type(state.get("not_after")) not in _TIME_OR_NONE
         or type(document.get("quiet_time")) not in _TIME_OR_NONE
         or type(declared := document.get("declared", "")) is not str
         or len(declared) > MAX_HASH
+        or type(made_for := document.get("version", 1)) is not int
+        or not 1 <= made_for <= MAX_VERSION
         or is_sealed(document.get("params"))
         or name not in names
         or not 0 < len(key) <= _SHORT_KEY

@@ -28,6 +28,7 @@ _RUN_RULES = (
     "retry_time",
     "final",
     "past",
+    "misfit_since",
 )
 
 #: The fields that the rules need, and the server's time. None of these fields can be large.
@@ -37,6 +38,8 @@ RULE_VIEW: Mapping[str, Any] = {
     "tenant": 1,
     "queue": 1,
     "sealed": 1,
+    "version": 1,
+    "declared": 1,
     "task_option": 1,
     "task_state.status": 1,
     "task_state.create_time": 1,

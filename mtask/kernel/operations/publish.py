@@ -53,6 +53,8 @@ class NewTask:
     declared: str | None = None
     #: When the task expires: an instant, or so long after the publish. None: never.
     expires: datetime | timedelta | None = None
+    #: The version of the handler for which the params are made. None: it is 1, and the document has no such field.
+    version: int | None = None
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
@@ -66,6 +68,8 @@ class NewTask:
             made["sealed"] = self.sealed
         if self.declared is not None:
             made["declared"] = self.declared
+        if self.version is not None:
+            made["version"] = self.version
         if self.lookup is not None:
             made["lookup"] = self.lookup
         if self.callback is not None:

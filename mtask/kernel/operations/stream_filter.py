@@ -80,7 +80,7 @@ def _is_heard(shares: Shares) -> x.Expression:
     """Whether a stream with these shares tells of an inserted task.
 
     It tells of the simple tasks of these shares. All workers hear of tasks that are not simple, that are encrypted, or
-    that have other names.
+    that have other names. So they do of those of a version of their handler.
     """
     names = [name for found, _ in shares for name in found]
     document = "$fullDocument"
@@ -88,6 +88,7 @@ def _is_heard(shares: Shares) -> x.Expression:
         "$and": [
             claim.looks_simple(document),
             {"$eq": [{"$type": f"{document}.sealed"}, "missing"]},  # not every worker has every data key
+            {"$eq": [{"$type": f"{document}.version"}, "missing"]},  # nor every version of the handler
             {"$in": [f"{document}.name", x.literal(names)]},
         ]
     }
@@ -195,6 +196,8 @@ def pipeline(worker_id: str, queues: Sequence[str], horizon_ms: int, shares: Sha
                 "fullDocument.queue": 1,
                 "fullDocument.tenant": 1,
                 "fullDocument.sealed": 1,
+                "fullDocument.version": 1,
+                "fullDocument.declared": 1,
                 "fullDocument.task_option.priority": 1,
                 "fullDocument.task_option.limit_key": 1,
                 "fullDocument.task_state.next_preempt_time": 1,

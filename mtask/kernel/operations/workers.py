@@ -157,6 +157,8 @@ class Heartbeat:
     unusable_keys: Sequence[str] = ()
     #: How often this worker has appealed to the others, as due tasks waited for which it had no room.
     appeal_cnt: int = 0
+    #: The versions of those handlers that have one above 1, each as name@version.
+    handler_versions: Sequence[str] = ()
 
 
 def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
@@ -175,6 +177,7 @@ def heartbeat(me: Registration, beat: Heartbeat) -> Operation[Document | None]:
         "unusable_keys": x.literal(list(beat.unusable_keys)),
         "controls_seen": x.literal([dict(seen) for seen in beat.controls_seen]),
         "appeal_cnt": beat.appeal_cnt,
+        **({"handler_versions": x.literal(list(beat.handler_versions))} if beat.handler_versions else {}),
         "was_silent": {"$not": [{"$gt": ["$heartbeat_expire_time", x.NOW]}]},
     }
     document: Document | None = yield workers(

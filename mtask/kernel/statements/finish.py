@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from mtask.kernel.document.status import RunStatus
@@ -28,6 +29,10 @@ class Outcome:
     final: bool = False
     #: Whether the run met a conflict with another transaction.
     conflict: bool = False
+    #: Whether the params do not fit this version of the handler. It is not stored: another worker may have another one.
+    is_misfit: bool = False
+    #: The time since which they fit none, if the run is handed on.
+    misfit_since: datetime | None = None
     #: The delay before the next attempt, in ms. If it is None, a FAIL gets the delay from the task's options, and any
     #: other outcome gets no delay.
     delay_ms: int | None = None
@@ -57,6 +62,8 @@ class Outcome:
             merged["traceparent"] = self.traceparent
         if self.conflict:
             merged["conflict"] = True
+        if self.misfit_since is not None:
+            merged["misfit_since"] = self.misfit_since
         return merged
 
 

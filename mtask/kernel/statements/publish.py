@@ -160,6 +160,9 @@ class NewParams(NamedTuple):
     sealed: str | None = None  #: the name of the data key that encrypts them
     #: The lookups of the task, encrypted with the same data key. None: they stay as they are.
     lookup: list[dict[str, Any]] | None = None
+    #: The handler of which the publisher knew, and the version for which the params are made.
+    declared: str | None = None
+    version: int | None = None
 
 
 def change_params(new: NewParams, now: x.Expression = x.NOW) -> Pipeline:
@@ -190,7 +193,10 @@ def change_params(new: NewParams, now: x.Expression = x.NOW) -> Pipeline:
             "$set": {
                 "former_params": {"$cond": [is_same, {"$ifNull": ["$former_params", "$$REMOVE"]}, kept]},
                 "params": x.literal(new.params),
-                "sealed": "$$REMOVE" if new.sealed is None else x.literal(new.sealed),
+                **{
+                    name: "$$REMOVE" if (value := getattr(new, name)) is None else x.literal(value)
+                    for name in ("sealed", "declared", "version")
+                },
                 **({} if new.lookup is None else {"lookup": x.literal(new.lookup)}),
                 # The params no longer are what the task has gathered.
                 "gather": without_calls(),

@@ -16,6 +16,9 @@ from mtask.kernel.driver.bson import as_sent
 from mtask.kernel.statements import expressions as x
 from mtask.kernel.statements import rules
 
+#: The fields of a task that a new round replaces.
+CONTENT = ("params", "queue", "task_option", "lookup", "sealed", "version")
+
 Stage = Mapping[str, Any]
 GATHER = "$gather"
 NEWEST = f"{GATHER}.newest"
@@ -92,8 +95,8 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
         ]
     }
     # Without quiet_time, the streams of workers report the change.
-    kept = x.without("$$ROOT", "again", "lookup", "sealed", "expire_time", "quiet_time")
-    content = {name: f"{following}.{name}" for name in ("params", "queue", "task_option", "lookup", "sealed")}
+    kept = x.without("$$ROOT", "again", "lookup", "sealed", "version", "expire_time", "quiet_time")
+    content = {name: f"{following}.{name}" for name in CONTENT}
     return {"$mergeObjects": [kept, {**content, "task_state": state, "gather": gather}]}
 
 

@@ -116,6 +116,8 @@ class PositionEntry(OpenAnswer):
             "reasons": [],
             "now": "2030-12-31T23:59:10.000Z",
             "tenants_ahead": None,
+            "declared": "9f2c01ab34de",
+            "version": 1,
         }
     )
 
@@ -129,6 +131,8 @@ class PositionEntry(OpenAnswer):
     reasons: list[ReasonEntry]
     now: str
     tenants_ahead: int | None
+    declared: str | None
+    version: int
 
 
 routes = router("tasks")

@@ -85,6 +85,10 @@ _REQUIRED = [
     *(f"{_RUN}.{name}" for name in ("run_id", "worker_id", "attempt", "status", "claim_time", "ping_expire_time")),
 ]
 _WRONG: list[tuple[str, Any]] = [
+    ("version", 0),
+    ("version", 1_000_001),
+    ("version", "2"),
+    ("version", 1.5),
     ("_id", "task:other"),
     ("_id", 7),
     ("_id", "k"),
@@ -180,6 +184,9 @@ _WRONG: list[tuple[str, Any]] = [
     ("task_option.retain_fail_ms", "1d"),
 ]
 _RIGHT: list[tuple[str, Any]] = [
+    ("version", 1),
+    ("version", 2.0),
+    ("version", Int64(1_000_000)),
     ("lookup", None),
     ("lookup", []),
     ("lookup", [{"k": "user_id", "v": value} for value in (7, 7.5, "a" * 512, True, _NOW, Int64(7), b"7")]),

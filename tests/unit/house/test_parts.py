@@ -82,7 +82,19 @@ def test_the_hooks_of_all_parts_are_collected_in_order() -> None:
     parts |= {"others": [Told("one", told), Told("another", told)], "scheduler": None, "keeper": None}
     guards = worker.Features(**parts).hooks().guard()
     assert [guard["sealed"] for guard in guards] == [
-        *("controls", "retention", "keys", "limits", "flows", "one", "another", "recorder", "handlers", "executors")
+        *(
+            "controls",
+            "retention",
+            "keys",
+            "limits",
+            "flows",
+            "one",
+            "another",
+            "recorder",
+            "handlers",
+            "rollout",
+            "executors",
+        )
     ]
 
 

@@ -256,7 +256,12 @@ class Lookups:
 def _is_for_any_worker(document: Mapping[str, Any]) -> bool:
     """Whether the others may not have heard of this task: the shares of a stream leave out only tasks like this one."""
     option, state = document.get("task_option"), document.get("task_state")
-    if not isinstance(option, Mapping) or not isinstance(state, Mapping) or "sealed" in document:
+    if (
+        not isinstance(option, Mapping)
+        or not isinstance(state, Mapping)
+        or "sealed" in document
+        or "version" in document
+    ):
         return False
     wanted = (option.get("concurrent_worker_cnt"), option.get("specific_worker_ids"), state.get("status"))
     return wanted == (1, [], TaskStatus.INIT)

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
-from mtask.errors import DatabaseUnavailable
+from mtask.errors import DatabaseUnavailable, InvalidParams
 from mtask.kernel.document.handlers import Around, Entered, Handler, leave, watch
 from mtask.kernel.driver import connect
 from mtask.kernel.driver.codec import Codec
@@ -169,7 +169,11 @@ class Caller:
     async def _call(self, run: HeldRun, context: Any, called: Called) -> None:
         handler = run.handler
         try:
-            arguments = handler.bind(run.params)
+            try:
+                arguments = handler.arguments_of(run.params, run.version)
+            except InvalidParams:
+                run.is_misfit = True
+                raise
             if handler.context_parameter is not None:
                 arguments[handler.context_parameter] = context
             if handler.is_async:

@@ -22,6 +22,7 @@ from mtask.errors import (
     Retry,
     TransactionConflict,
 )
+from mtask.kernel.document.handlers import UpcastError
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import Run
 from mtask.kernel.document.values import storable
@@ -186,7 +187,13 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
     if isinstance(error, Fail):
         return replace(_outcome(run, RunStatus.FAIL, error.reason, final=True), is_verdict=True)
     if isinstance(error, InvalidParams):
-        return replace(_outcome(run, RunStatus.FAIL, str(error), final=True), is_verdict=True)
+        outcome = _outcome(run, RunStatus.FAIL, str(error), final=True, is_misfit=run.is_misfit)
+        return replace(outcome, is_verdict=True)
+    if isinstance(error, UpcastError):
+        logger.warning("upcast failed", extra=fields(task=run.task_id, run=run.run_id), exc_info=error)
+        cause = error.__cause__
+        reason = error.reason or ("" if cause is None else describe(cause))
+        return _outcome(run, RunStatus.FAIL, f"{error}: {reason}", final=True)
     logger.warning("handler failed", extra=fields(task=run.task_id, run=run.run_id), exc_info=error)
     return _outcome(run, RunStatus.FAIL, describe(error), final=run.handler.on_exception == "fail")
 
@@ -229,6 +236,7 @@ def _outcome(
     final: bool = False,
     delay_ms: int | None = None,
     conflict: bool = False,
+    is_misfit: bool = False,
 ) -> Outcome:
     try:
         text = reason if isinstance(reason, str) else repr(reason)
@@ -242,6 +250,7 @@ def _outcome(
         reason=text,
         final=final,
         conflict=conflict,
+        is_misfit=is_misfit,
         delay_ms=delay_ms,
         jitter=random.random(),
     )

@@ -117,6 +117,7 @@ class HeldRun:
         "is_finishing",
         "is_interrupted",
         "is_locked",
+        "is_misfit",
         "is_pinged_apart",
         "is_simple",
         "key",
@@ -200,6 +201,8 @@ class HeldRun:
         #: Whether the last ping that was sent for this run alone has timed out. The usual cause: an open transaction
         #: has locked the document.
         self.is_locked = False
+        #: Whether the params do not fit the handler.
+        self.is_misfit = False
         #: What the gate has given for this run; None: its task did not wait there.
         self.admission: Admitted | None = None
         self.end_reason: EndReason | None = None
@@ -247,6 +250,18 @@ class HeldRun:
         """The params of the task, without making the task."""
         document = self._document
         return self.task.params if document is None else claimed_params(document)
+
+    @property
+    def version(self) -> int:
+        """The version of the handler for which the params were made, without making the task."""
+        document = self._document
+        return self.task.handler_version if document is None else document.get("version", 1)
+
+    @property
+    def declared(self) -> str | None:
+        """The hash of what the publisher knew of the handler, without making the task."""
+        document = self._document
+        return self.task.declared if document is None else document.get("declared")
 
     def begins(self) -> None:
         """Start to count run_timeout_ms. The time for which the run waited for a slot does not count."""

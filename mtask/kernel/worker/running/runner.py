@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from time import monotonic
 
@@ -39,7 +39,9 @@ class Runner:
         finisher: Finisher,
         caller: Caller,
         successes: Successes,
+        on_misfit: Callable[[HeldRun, Outcome], Awaitable[Outcome]] | None = None,
     ) -> None:
+        """`on_misfit` decides what becomes of a run whose params do not fit. None: it is what the outcome says."""
         self._scope = scope
         self._codec = scope.store.codec
         self._ledger = scope.ledger
@@ -47,6 +49,7 @@ class Runner:
         self._finisher = finisher
         self._caller = caller
         self._successes = successes
+        self._on_misfit = on_misfit
         self._returns = LateReturns(scope.store)
         self._busy_threads = 0
         # Python 3.11 makes a call of the system each time it is asked for the loop.
@@ -92,6 +95,8 @@ class Runner:
             outcome, size = self._judged(run, called)
             RUN.set(None)  # what begins from here on is the worker's work, and not the run's
             if outcome is not None:
+                if outcome.is_misfit and self._on_misfit is not None:
+                    outcome = await self._on_misfit(run, outcome)
                 stored = outcome if self._codec.is_plain else await self._encoded(run, outcome)
                 if not run.is_finishing:
                     self._finisher.submit(run, outcome, size, stored)  # keeps the lease until the outcome is written

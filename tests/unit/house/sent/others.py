@@ -24,6 +24,7 @@ from mtask.features.limits.operations import HeldPermit, PermitPool, PermitReque
 from mtask.features.logs import operations as run_logs
 from mtask.features.logs.operations import RunLines
 from mtask.features.registry import operations as handlers
+from mtask.features.rollout import operations as rollouts
 from mtask.kernel.document.status import WorkerStatus
 from mtask.kernel.driver import indexes
 from mtask.kernel.driver.operation import owned
@@ -60,6 +61,8 @@ def _handlers() -> dict[str, object]:
         "handler": told(handlers.one("send")),
         "handlers: live workers": told(handlers.live_workers()),
         "handlers: hashes": told(handlers.hashes()),
+        "rollout: versions started": told(rollouts.started("$x"), {"versions": [{"hash": "a1"}]}),
+        "rollout: tasks handed on": told(rollouts.handed_on(100)),
         "handlers: another version is current": told(handlers.succeed(found), [{"_id": "send@b2"}]),
     }
 
