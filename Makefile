@@ -79,6 +79,10 @@ mongodb-6: $(VENV)/.dev-ready ## The same on the last MongoDB 6.0 that is packag
 mongodb-7-short: $(VENV)/.dev-ready
 	python -m tests.other_mongod 7.0.28 -qq tests/parity
 
+.PHONY: django
+django: $(VENV)/.dev-ready ## Run the tests of mtask.contrib.django on Django 6.0 and 6.1, which need Python 3.12
+	tools/django.sh $(VENV)
+
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run under all faults, and check that nothing is lost: make chaos [MINUTES=15] [SEED=n]
 	python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)

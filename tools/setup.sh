@@ -16,7 +16,7 @@ venv=${2:-.venv}
 case $purpose in
     demo) extras=local ;;
     test) extras=encryption,motor,otel,web ;;
-    dev) extras=encryption,local,motor,otel,web ;;
+    dev) extras=django,encryption,local,motor,otel,web ;;
     docs) extras= ;;
     *) echo "usage: tools/setup.sh demo|test|dev|docs [VENV]" >&2; exit 2 ;;
 esac

@@ -214,7 +214,7 @@ class PublishArguments(TaskArguments, PolicyArguments, TaskOptions, total=False)
 class TaskSpec:
     """One task for `publish_many`. It has the arguments of `publish`. `publish_many` checks these arguments."""
 
-    __slots__ = (*TaskArguments.__annotations__, "call", "options", "params", "task", "trace")
+    __slots__ = (*TaskArguments.__annotations__, "call", "options", "params", "task", "tells_time", "trace")
 
     @overload
     def __init__(self, task: Call[Any], **arguments: Unpack[SpecArguments]) -> None: ...
@@ -241,6 +241,8 @@ class TaskSpec:
         self.options: TaskOptions = with_new_names(arguments)
         #: The span that publishes the task, as `traceparent` and `tracestate`: for middleware around the publish.
         self.trace: Mapping[str, str] | None = None
+        #: Whether `Published.create_time` is wanted, for a task without a given key: for middleware around the publish.
+        self.tells_time = False
 
     def __repr__(self) -> str:
         of = "" if self.tenant is None else f", tenant={self.tenant!r}"
@@ -306,6 +308,7 @@ class TaskSpec:
             declared=version if is_plain else None,
             expires=self._expires(declared if is_plain else None, named),
             version=None if made_for == 1 else made_for,
+            tells_time=self.tells_time and self.key is None,
         )
 
     def _expires(self, declared: Handler | Declaration | None, named: Naming) -> datetime | timedelta | None:

@@ -198,7 +198,9 @@ class AsyncClient(AsyncConnection):
         around, tenant, is_in_session = self._middleware, self._tenant, session is not None
         request = publication.publish(spec, policy, around, in_session=is_in_session, tenant=tenant, known=self._known)
         published = await self._run(request, session)
-        handle: AsyncTaskHandle[Any] = AsyncTaskHandle(published.task_id, published.created, published.updated)
+        handle: AsyncTaskHandle[Any] = AsyncTaskHandle(
+            published.task_id, published.created, published.updated, published.create_time
+        )
         for name, value in (("_client", self), ("_call", spec.call)):
             object.__setattr__(handle, name, value)  # a published task is frozen
         return handle
@@ -239,9 +241,9 @@ class AsyncClient(AsyncConnection):
             published = publication.done(await self._transact(publication.operation, session))
         return flow_handles_aio.AsyncFlowHandle(published, flow, self)
 
-    async def get(self, task: TaskRef, key: str) -> Task:
-        """Return a task; raise TaskNotFound or MalformedTask."""
-        return await self._run(requests.get(pointing.identify(task, key, self._tenant)))
+    async def get(self, task: TaskRef, key: str, *, session: Any = None) -> Task:
+        """Return a task; raise TaskNotFound or MalformedTask. In the transaction of `session`, if it is given."""
+        return await self._run(requests.get(pointing.identify(task, key, self._tenant)), session)
 
     @overload
     async def get_many(self, tasks: Iterable[TaskPointer], *, fields: None = None) -> FoundTasks[Task]: ...

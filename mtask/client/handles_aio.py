@@ -54,7 +54,7 @@ class AsyncTaskHandle(Published, Generic[R_co]):
         return hash(_parts(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Published, _parts(self)
+        return Published, (*_parts(self), self.create_time)
 
     @property
     def name(self) -> str:

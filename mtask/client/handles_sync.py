@@ -55,7 +55,7 @@ class TaskHandle(Published, Generic[R_co]):
         return hash(_parts(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Published, _parts(self)
+        return Published, (*_parts(self), self.create_time)
 
     @property
     def name(self) -> str:

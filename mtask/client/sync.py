@@ -199,7 +199,9 @@ class Client(SyncConnection):
         around, tenant, is_in_session = self._middleware, self._tenant, session is not None
         request = publication.publish(spec, policy, around, in_session=is_in_session, tenant=tenant, known=self._known)
         published = self._run(request, session)
-        handle: TaskHandle[Any] = TaskHandle(published.task_id, published.created, published.updated)
+        handle: TaskHandle[Any] = TaskHandle(
+            published.task_id, published.created, published.updated, published.create_time
+        )
         for name, value in (("_client", self), ("_call", spec.call)):
             object.__setattr__(handle, name, value)  # a published task is frozen
         return handle
@@ -240,9 +242,9 @@ class Client(SyncConnection):
             published = publication.done(self._transact(publication.operation, session))
         return flow_handles_sync.FlowHandle(published, flow, self)
 
-    def get(self, task: TaskRef, key: str) -> Task:
-        """Return a task; raise TaskNotFound or MalformedTask."""
-        return self._run(requests.get(pointing.identify(task, key, self._tenant)))
+    def get(self, task: TaskRef, key: str, *, session: SyncSession | None = None) -> Task:
+        """Return a task; raise TaskNotFound or MalformedTask. In the transaction of `session`, if it is given."""
+        return self._run(requests.get(pointing.identify(task, key, self._tenant)), session)
 
     @overload
     def get_many(self, tasks: Iterable[TaskPointer], *, fields: None = None) -> FoundTasks[Task]: ...

@@ -141,8 +141,10 @@ def task_schema() -> dict[str, Any]:
     state = made["properties"]["task_state"]["properties"]
     run = state["worker_states"]["items"]["properties"]
     # These texts may be encrypted.
-    for text in (state["reason"], run["fail_reason"], run["progress"]["properties"]["message"]):
-        text["bsonType"] = [*text["bsonType"], "binData"]
+    run_texts = (run["fail_reason"], run["error"]["properties"]["traceback"], run["progress"]["properties"]["message"])
+    for text in (state["reason"], *run_texts):
+        kinds = text["bsonType"]
+        text["bsonType"] = [*([kinds] if isinstance(kinds, str) else kinds), "binData"]
     return made
 
 

@@ -32,6 +32,7 @@ from tests.faults.mutants_of_calls import CALL_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_deploying import DEPLOYING_MUTATIONS
+from tests.faults.mutants_of_django import DJANGO_MUTATIONS
 from tests.faults.mutants_of_encryption import ENCRYPTION_MUTATIONS
 from tests.faults.mutants_of_events import EVENT_MUTATIONS
 from tests.faults.mutants_of_executors import EXECUTOR_MUTATIONS
@@ -67,6 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CALL_MUTATIONS,
     *REGISTRY_MUTATIONS,
     *ROLLOUT_MUTATIONS,
+    *DJANGO_MUTATIONS,
     *METRIC_MUTATIONS,
     *ENCRYPTION_MUTATIONS,
     *WORKER_MUTATIONS,

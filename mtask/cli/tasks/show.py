@@ -47,7 +47,7 @@ def show(
     name: TaskArgument,
     key: KeyArgument = None,
     runs: Annotated[int, typer.Option("--runs", min=0, help="Number of runs to draw, the newest; 0 = all.")] = 20,
-    full: Annotated[bool, typer.Option("--full", help="Print params and returns in full.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print params, returns and tracebacks in full.")] = False,
 ) -> None:
     """Show a task: why it waits, its options and params, and its runs as bars on a time axis.
 
@@ -336,6 +336,8 @@ def _told(run: Run, now: datetime, limit: int | None) -> Iterator[Text]:
         yield Text(" ".join(filter(None, ["progress", *parts])), style="yellow")
     if run.fail_reason is not None:
         yield Text(clean(f"{'final: ' if run.final else ''}{run.fail_reason}"), style="red")
+        if run.error is not None and limit is None:
+            yield from (Text(clean(line), style="bright_black") for line in str(run.error.traceback).splitlines())
     elif run.status == "SUCCESS" and run.returns is not None:
         yield Text(f"returns {compact(run.returns, None if limit is None else limit - len('returns '))}", style="green")
 

@@ -20,7 +20,7 @@ from mtask.kernel.document.task import StoredTask, Task
 from mtask.kernel.driver.codec import Owner, owner_of, params_of
 from mtask.kernel.driver.operation import Call, Operation
 from mtask.kernel.operations import workers
-from mtask.kernel.operations.encode import MESSAGE, PARAMS, REASON, RETURNS
+from mtask.kernel.operations.encode import MESSAGE, PARAMS, REASON, RETURNS, TRACEBACK
 from mtask.kernel.worker.process import log
 
 Document = dict[str, Any]
@@ -153,6 +153,7 @@ _FIELDS: Mapping[str, str] = {
     "fail_reason": REASON,
     "reason": REASON,
     "message": MESSAGE,
+    "traceback": TRACEBACK,
 }
 #: The fields without which values of a partial read cannot be checked.
 _OWNING = ("queue", "task_state.former_queues", "sealed")
@@ -334,6 +335,8 @@ def _places_in(task: Task) -> tuple[list[Place], list[Bound]]:
             found.append(Place(owner, RETURNS, run.returns, _setter(run, "returns")))
         if _is_closed(run.fail_reason):
             found.append(Place(owner, REASON, run.fail_reason, _setter(run, "fail_reason")))
+        if run.error is not None and _is_closed(run.error.traceback):
+            found.append(Place(owner, TRACEBACK, run.error.traceback, _setter(run.error, "traceback")))
         if run.progress is not None and _is_closed(run.progress.message):
             found.append(Place(owner, MESSAGE, run.progress.message, _setter(run.progress, "message")))
     return found, bound

@@ -90,6 +90,13 @@ class Progress(Stored):
     time: Instant  #: the time at which a ping or the finish wrote the progress
 
 
+class RunError(Stored):
+    """The exception that a handler raised."""
+
+    type: Text  #: the path of its class, such as "shop.errors.SoldOut"
+    traceback: Annotated[Text, SealedText]
+
+
 class Run(Stored):
     """One attempt of one worker at a task: an entry of `worker_states`. All times are the server's, in UTC."""
 
@@ -102,6 +109,8 @@ class Run(Stored):
     success_time: Instant | None = None
     fail_time: Instant | None = None
     fail_reason: Annotated[str | None, SealedText] = None
+    #: What the handler raised, in the newest failed run only. The next failure drops it from this one.
+    error: RunError | None = None
     #: Whether the run met a conflict with another transaction, and so goes back without being counted.
     conflict: StrictBool = False
     #: Of a run that was handed on, as the params did not fit the worker's version of the handler: the time since which
@@ -348,6 +357,11 @@ class Task(Stored):
         if self.task_state.reason is not None:
             return self.task_state.reason
         return next((run.fail_reason for run in reversed(self.runs) if run.fail_reason is not None), None)
+
+    @property
+    def error(self) -> RunError | None:
+        """What the handler raised in the newest run that failed by an exception, or None."""
+        return next((run.error for run in reversed(self.runs) if run.error is not None), None)
 
     @property
     def returns(self) -> Any:

@@ -15,7 +15,7 @@ from mtask.kernel.statements.outbox import OwedTask
 from mtask.kernel.statements.publish import NewParams
 
 #: The names under which the values of a task are encoded.
-PARAMS, RETURNS, REASON, MESSAGE = "params", "returns", "reason", "message"
+PARAMS, RETURNS, REASON, MESSAGE, TRACEBACK = "params", "returns", "reason", "message", "traceback"
 
 
 def owed(batch: Sequence[OwedTask]) -> Operation[list[OwedTask]]:
@@ -51,7 +51,7 @@ def params(task: Task, new: Any) -> Operation[NewParams]:
 
 
 def outcome(task: Task, end: Outcome) -> Operation[Outcome]:
-    """Encode what the end of a run stores: returns, reason, progress and the next task."""
+    """Encode what the end of a run stores: returns, reason, traceback, progress and the next task."""
     codec: Codec = yield GET_CODEC
     if codec.is_plain:
         return end
@@ -61,6 +61,7 @@ def outcome(task: Task, end: Outcome) -> Operation[Outcome]:
         end,
         returns=codec.value(owner, RETURNS, end.returns),
         reason=codec.value(owner, REASON, end.reason),
+        error=None if end.error is None else error(codec, owner, end.error),
         progress=None if end.progress is None else progress(codec, owner, end.progress),
         next=None if end.next is None else _owed(codec, end.next),
     )
@@ -70,6 +71,11 @@ def progress(codec: Codec, owner: Owner, told: Mapping[str, Any]) -> Mapping[str
     """Encode the message of a progress, with what is loaded. Its fraction stays as it is."""
     message = told.get("message")
     return {**told, "message": codec.value(owner, MESSAGE, message)} if type(message) is str else told
+
+
+def error(codec: Codec, owner: Owner, raised: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Encode the traceback of what a handler raised, with what is loaded. The path of its class stays as it is."""
+    return {**raised, "traceback": codec.value(owner, TRACEBACK, raised["traceback"])}
 
 
 def value(task: Task, field: str, given: Any) -> Operation[Any]:

@@ -6,11 +6,11 @@ A policy sets the effect of a publish on a task that exists already.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
-from pymongo import UpdateOne
+from pymongo import ReturnDocument, UpdateOne
 
 from mtask.errors import DuplicateKey, TaskExists, TaskRunning, WorkersTooOld
 from mtask.kernel.document.parts import KNOWN_SINCE, OPTIONAL
@@ -55,6 +55,8 @@ class NewTask:
     expires: datetime | timedelta | None = None
     #: The version of the handler for which the params are made. None: it is 1, and the document has no such field.
     version: int | None = None
+    #: Whether the key is fresh, and the result is to tell the create_time.
+    tells_time: bool = False
 
     def fixed(self) -> dict[str, Any]:
         """Return the fields that do not depend on the clock."""
@@ -152,6 +154,8 @@ class Published:
     task_id: str
     created: bool
     updated: bool
+    #: When the task was created, by the server's clock, if the publish asked for it: see `TaskSpec.tells_time`.
+    create_time: datetime | None = field(default=None, compare=False)
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -164,6 +168,8 @@ def publish(task: NewTask, policy: Policy) -> Operation[Published]:
 
     Raises TaskExists or TaskRunning, depending on the policy.
     """
+    if task.tells_time:
+        return (yield from _insert_fresh(task))
     for _ in range(_RACES):
         if (yield from _insert(task)):
             return Published(task.task_id, created=True, updated=False)
@@ -184,6 +190,14 @@ def _insert(task: NewTask) -> Operation[bool]:
             continue  # another publisher was faster; the next attempt finds the task
         return result.upserted_id is not None
     return False
+
+
+def _insert_fresh(task: NewTask) -> Operation[Published]:
+    """Insert a task whose key nobody else has, and read its create_time in the same round trip."""
+    pipeline = requests.publish(task.fixed(), task.start_expression())
+    answer = {"projection": {"task_state.create_time": 1}, "return_document": ReturnDocument.AFTER}
+    made = yield tasks("find_one_and_update", {"_id": task.task_id}, pipeline, upsert=True, **answer)
+    return Published(task.task_id, created=True, updated=False, create_time=made["task_state"]["create_time"])
 
 
 def _strangers(batch: Sequence[NewTask]) -> Operation[set[str]]:

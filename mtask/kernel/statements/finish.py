@@ -49,6 +49,8 @@ class Outcome:
     holds: str | None = None
     #: Not stored. Whether the handler itself says that its task fails, for a reason that lies in the task.
     is_verdict: bool = False
+    #: What the handler raised: the path of the class as `type`, and the `traceback`.
+    error: Mapping[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that are merged into the run."""
@@ -64,6 +66,8 @@ class Outcome:
             merged["conflict"] = True
         if self.misfit_since is not None:
             merged["misfit_since"] = self.misfit_since
+        if self.error is not None:
+            merged["error"] = self.error
         return merged
 
 
@@ -90,7 +94,11 @@ def finish(outcomes: Sequence[Outcome], now: x.Expression = x.NOW) -> Pipeline:
     closed = {
         "$mergeObjects": ["$$run", mine([o.fields() for o in outcomes]), times, *reported_progress(outcomes, now)]
     }
-    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, "$$run"]}}}
+    other: x.Expression = "$$run"
+    if any(outcome.error is not None for outcome in outcomes):  # only the newest failed run keeps what was raised
+        has_error = mine([outcome.error is not None for outcome in outcomes])
+        other = {"$cond": [has_error, x.without("$$run", "error"), "$$run"]}
+    runs = {"$map": {"input": x.RUNS, "as": "run", "in": {"$cond": [closes, closed, other]}}}
     change: dict[str, Any] = {
         "task_state.worker_states": {
             "$let": {

@@ -167,7 +167,7 @@ def test_setup_installs_extras_and_groups_that_exist() -> None:
     assert told[1] == cases["dev"]
 
 
-@pytest.mark.parametrize("script", ["tools/setup.sh", "tools/pythons.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["tools/setup.sh", "tools/pythons.sh", "tools/django.sh", ".ci/run"])
 def test_script_is_sound_bash(script: str) -> None:
     subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
 

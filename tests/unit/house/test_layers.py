@@ -50,6 +50,7 @@ _ALLOWED = {
     ("cli/options.py", "app.command"): "Typer's",
     ("cli/tasks/find.py", "client.find"): "our own client's",
     ("testing/bench.py", "self.client.find"): "our own client's",
+    ("contrib/django/testing.py", "self.client.find"): "our own client's",
     ("features/events/rest.py", "stack.aclose"): "an AsyncExitStack's",
     ("features/events/rest.py", "reading.aclose"): "an AsyncExitStack's",
     ("web/bodies.py", "body.find"): "that of bytes",
@@ -149,6 +150,8 @@ def handed(client, store, session, cursor, names):
 #: What CONTRIBUTING.md says that modules hold beside constants, loggers, caches, routers and the apps of typer.
 _STATE = {
     "arguments/publish.py: _TRACE",
+    "contrib/django/connections.py: _lock",
+    "contrib/django/connections.py: _warned",
     "features/audit_log/client.py: _ACTING",
     "logs.py: RUN",
     "kernel/driver/failover.py: _GIVING_UP",

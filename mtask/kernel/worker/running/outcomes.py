@@ -38,6 +38,8 @@ from mtask.kernel.worker.running.run import EndReason, HeldRun
 #: An outcome, and the size of what it stores in bytes.
 Judged: TypeAlias = tuple[Outcome, int]
 MAX_REASON = 2000
+#: The longest traceback that is stored, in bytes. Of a longer one the end is kept: it says what was raised, and where.
+_MAX_TRACEBACK = 8192
 _UNREADABLE = "(its text cannot be read)"
 _NAME, _QUALNAME = type.__dict__["__name__"], type.__dict__["__qualname__"]
 
@@ -185,7 +187,7 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
             delay = int(CONFLICT_DELAY_MS * (1 + uncounted) * random.random())
             return _outcome(run, RunStatus.CANCELED, f"{_CONFLICT}{error}", delay_ms=delay, conflict=True)
     if isinstance(error, Fail):
-        return replace(_outcome(run, RunStatus.FAIL, error.reason, final=True), is_verdict=True)
+        return replace(_outcome(run, RunStatus.FAIL, error.reason, final=True, raised=error), is_verdict=True)
     if isinstance(error, InvalidParams):
         outcome = _outcome(run, RunStatus.FAIL, str(error), final=True, is_misfit=run.is_misfit)
         return replace(outcome, is_verdict=True)
@@ -195,7 +197,7 @@ def failed(run: HeldRun, error: BaseException) -> Outcome:
         reason = error.reason or ("" if cause is None else describe(cause))
         return _outcome(run, RunStatus.FAIL, f"{error}: {reason}", final=True)
     logger.warning("handler failed", extra=fields(task=run.task_id, run=run.run_id), exc_info=error)
-    return _outcome(run, RunStatus.FAIL, describe(error), final=run.handler.on_exception == "fail")
+    return _outcome(run, RunStatus.FAIL, describe(error), final=run.handler.on_exception == "fail", raised=error)
 
 
 def _is_conflict(run: Run) -> bool:
@@ -228,6 +230,17 @@ def describe(error: BaseException) -> str:
     return said[: MAX_REASON - len(where)] + where
 
 
+def _error_of(raised: BaseException) -> dict[str, str] | None:
+    """Return what is stored of an exception. A Fail that was raised from another exception stands for that one."""
+    try:
+        kind = type(raised.__cause__ if isinstance(raised, Fail) and raised.__cause__ is not None else raised)
+        text = "".join(traceback.format_exception(raised)).encode("utf-8", "replace")
+        kept = text if len(text) <= _MAX_TRACEBACK else b"..." + text[3 - _MAX_TRACEBACK :]
+        return {"type": f"{kind.__module__}.{kind.__qualname__}", "traceback": kept.decode("utf-8", "ignore")}
+    except BaseException:  # code of the app may raise anything; the reason says what is known
+        return None
+
+
 def _outcome(
     run: HeldRun,
     status: Literal[RunStatus.FAIL, RunStatus.CANCELED],
@@ -237,6 +250,7 @@ def _outcome(
     delay_ms: int | None = None,
     conflict: bool = False,
     is_misfit: bool = False,
+    raised: BaseException | None = None,
 ) -> Outcome:
     try:
         text = reason if isinstance(reason, str) else repr(reason)
@@ -253,4 +267,5 @@ def _outcome(
         is_misfit=is_misfit,
         delay_ms=delay_ms,
         jitter=random.random(),
+        error=None if raised is None else _error_of(raised),
     )

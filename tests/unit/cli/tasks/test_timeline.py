@@ -104,3 +104,13 @@ def test_no_instant_falls_off_the_scale() -> None:
     scale = Scale(START, at(10), 10)
     assert [scale.column(at(second)) for second in (-5, 0, 5, 10, 99)] == [0, 0, 5, 9, 9]
     assert Scale(START, START, 10).column(START) == 0
+
+
+def test_a_traceback_is_shown_in_full_where_it_is_asked_for() -> None:
+    error = {"type": "shop.SoldOut", "traceback": "Traceback (most recent call last):\n  line\nshop.SoldOut: no\x1b[1m"}
+    failed = task(run(1, "FAIL", 0, 5, fail_reason="SoldOut: no", error=error))
+    assert not any("Traceback" in line for line in drawn(failed, 10))
+    lines = [line.strip() for line in drawn(failed, 10, is_full=True)]
+    at_reason = lines.index("SoldOut: no")
+    assert lines[at_reason + 1 : at_reason + 3] == ["Traceback (most recent call last):", "line"]
+    assert "\x1b" not in "".join(lines)

@@ -54,6 +54,7 @@ FAILURES = [
     Outcome("other:l", "token-1", RunStatus.FAIL, reason="$never", final=True, conflict=True),
     Outcome("task:m", "token-2", RunStatus.CANCELED, reason="handed back", delay_ms=0),
 ]
+RAISED = Outcome("task:k", "token-0", RunStatus.FAIL, reason="no", error={"type": "a.Error", "traceback": "$no"})
 
 RUN = build.run("RUNNING", NOW, NOW, run_id="token-0", worker_id="w")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import get_args
 
@@ -56,6 +57,9 @@ def _publishes() -> dict[str, object]:
         for if_exists in get_args(IfExists)
     }
     return found | {
+        "publish that tells the time": told(
+            publishing.publish(replace(PLAIN, tells_time=True), Policy()), {"task_state": {"create_time": NOW}}
+        ),
         "publish after a race": told(publishing.publish(PLAIN, Policy()), DuplicateKey("k"), _MADE),
         "publish of a tenant that exists": told(
             publishing.publish(FULL, clean), ..., [{"_id": FULL.task_id, "tenant": "acme"}], Written(1)
