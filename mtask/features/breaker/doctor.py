@@ -13,9 +13,8 @@ def _breakers() -> Operation[list[Finding]]:
     found: list[Finding] = []
     for control in (yield from controls.known()):
         if control.opened is not None:
-            message = (
-                f"the {control.kind} {control.target!r} {control.said}: {control.opened.reason or 'no reason given'}"
-            )
+            reason = control.opened.reason or "no reason given"
+            message = f"the {control.kind} {control.target!r} is held back by its breaker: {reason}"
             resume = f"`mtask resume --{control.kind} {control.target}`"
             remedy = f"Mend what its tasks need: then it closes by itself, or by {resume}."
             found.append(warn(_CHECK, message, remedy, control=control.id))

@@ -59,14 +59,9 @@ def pause(
     limit = values.duration(timeout, "timeout")
     if lasts is not None and until is not None:
         raise InvalidInput("give --for or --until, not both.", field="until")
-    end = None if lasts is None else values.duration(lasts, "for")
-    end_time = None if until is None else values.instant(until, "until")
-    _report(
-        cli,
-        cli.client().pause(
-            queue=queue, name=name, tenant=cli.flags.tenant, until=end_time if end is None else end, timeout=limit
-        ),
-    )
+    end = None if until is None else values.instant(until, "until")
+    given = end if lasts is None else values.duration(lasts, "for")
+    _report(cli, cli.client().pause(queue=queue, name=name, tenant=cli.flags.tenant, until=given, timeout=limit))
 
 
 def resume(cli: Cli, queue: _Queue = None, name: _Name = None, timeout: _Timeout = "60s") -> None:

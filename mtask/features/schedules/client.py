@@ -104,6 +104,10 @@ class TimesArguments(TypedDict, total=False):
     ]
     start_time: Annotated[datetime | None, Says("No firing before this.", "INSTANT", panel=TIMES)]
     end_time: Annotated[datetime | None, Says("No firing after this.", "INSTANT", panel=TIMES)]
+    expires: Annotated[
+        timedelta | float | None,
+        Says("No task starts later after its firing: 90s, 5m, 1h30m.", "DURATION", panel=TIMES),
+    ]
     jitter: Annotated[
         timedelta | float | None, Says("Delay each task by a random time, at most this.", "DURATION", panel=TIMES)
     ]
@@ -122,9 +126,6 @@ class FiringArguments(TimesArguments, LookupCriteria, TaskOptions, total=False):
     """The keyword arguments of `App.schedule`."""
 
     queue: Annotated[str | None, Says("Queue of the tasks. Else 'default'.")]
-    expires: Annotated[
-        timedelta | float | None, Says("No task starts later after its firing: 90s, 5m, 1h30m.", "DURATION")
-    ]
 
 
 class ScheduleArguments(FiringArguments, total=False):

@@ -86,6 +86,7 @@ def test_the_hooks_of_all_parts_are_collected_in_order() -> None:
             "controls",
             "retention",
             "keys",
+            "breakers",
             "limits",
             "flows",
             "one",
