@@ -30,7 +30,7 @@ from tests.other_mongod import SERVER_VARIABLE, runs_outside
 from tests.security import is_secure, security
 
 #: The tests in these folders start no processes that may outlive them, so a database can be lent to one after another.
-_LENT_BELOW = ("app", "cli", "client", "database", "doctor", "features", "kernel", "search", "web")
+_LENT_BELOW = ("app", "cli", "client", "contrib", "database", "doctor", "features", "kernel", "search", "web")
 _LENT = ("tests/parity/", *(f"tests/integration/{name}/" for name in _LENT_BELOW))
 #: A folder in memory, and the free bytes that all test processes together need there.
 _MEMORY, _NEEDED = "/dev/shm", 8 * 1024**3

@@ -29,6 +29,7 @@ from tests.faults.mutant import Mutation
 from tests.faults.mutants_of_agenda import AGENDA_MUTATIONS
 from tests.faults.mutants_of_callbacks import CALLBACK_MUTATIONS
 from tests.faults.mutants_of_calls import CALL_MUTATIONS
+from tests.faults.mutants_of_celery import CELERY_MUTATIONS
 from tests.faults.mutants_of_children import CHILD_MUTATIONS
 from tests.faults.mutants_of_controls import CONTROL_MUTATIONS
 from tests.faults.mutants_of_deploying import DEPLOYING_MUTATIONS
@@ -66,6 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *AGENDA_MUTATIONS,
     *CALLBACK_MUTATIONS,
     *CALL_MUTATIONS,
+    *CELERY_MUTATIONS,
     *REGISTRY_MUTATIONS,
     *ROLLOUT_MUTATIONS,
     *DJANGO_MUTATIONS,

@@ -152,6 +152,7 @@ _STATE = {
     "arguments/publish.py: _TRACE",
     "contrib/django/connections.py: _lock",
     "contrib/django/connections.py: _warned",
+    "contrib/celery/running.py: _RUNNING",
     "features/audit_log/client.py: _ACTING",
     "logs.py: RUN",
     "kernel/driver/failover.py: _GIVING_UP",

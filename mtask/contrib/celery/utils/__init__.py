@@ -1,0 +1,1 @@
+"""What `celery.utils` has and tasks use."""
