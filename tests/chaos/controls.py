@@ -76,7 +76,7 @@ class Controls:
     def _now(self) -> float:
         return self._insist(self._client.server_time).timestamp()
 
-    def pause(self, seconds: float, wait: Callable[[float], None], **target: str) -> tuple[float, float] | None:
+    def pause(self, seconds: float, wait: Callable[[float], None], **target: Any) -> tuple[float, float] | None:
         """Pause a queue or a task name for so long; return when it stood by the server's clock, None if unknown."""
         stood = False
         with suppress(MtaskError):  # it may stand all the same, and nobody was told so

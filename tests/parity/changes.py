@@ -14,7 +14,7 @@ from mtask.kernel.document.options import TaskOption
 from mtask.kernel.document.parts import MAX_OWED
 from mtask.kernel.document.status import FINAL_STATUSES, RunStatus, TaskStatus
 from mtask.kernel.document.task import MAX_FORMER_QUEUES, Gathering
-from mtask.kernel.statements.derive import LAPSED_REASON
+from mtask.kernel.statements.derive import EXPIRED_REASON, LAPSED_REASON
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.statements.outbox import OwedTask
 from tests.oracles import gathering
@@ -73,9 +73,13 @@ def close_lapsed(document: Document, now: datetime) -> None:
 def derive(document: Document, now: datetime) -> None:
     state, option = document["task_state"], document["task_option"]
     status = rules.status(parsed(document), now)
+    was_asked = state["cancel_requested"]
     state["status"] = status.value
     state["cancel_requested"] = state["cancel_requested"] and not status.is_final
     finish_time, _ = state.pop("finish_time", None), state.pop("next_preempt_time", None)
+    has_expired = status is TaskStatus.CANCELED and rules.is_expired(parsed(document), now)
+    if has_expired and finish_time is None and not was_asked and state.get("reason") is None:
+        state["reason"] = EXPIRED_REASON
     tell(document, was_final=finish_time is not None, now=now)
     expire_time = document.pop("expire_time", None)
     flow, owed_since = document.get("flow"), document.get("owed_since")
@@ -125,7 +129,7 @@ def begin(document: Document, following: Mapping[str, Any], gather: Gathering, n
     state, has_begun = document["task_state"], gathering.has_begun(parsed(document))
     for field in ("lookup", "expire_time", "quiet_time"):
         document.pop(field, None)
-    for field in ("start_time", "finish_time", "reason", "next_id"):
+    for field in ("start_time", "not_after", "finish_time", "reason", "next_id"):
         state.pop(field, None)
     if following["queue"] != document["queue"]:
         move(document, now)
@@ -342,6 +346,7 @@ def run_again(*, everything: bool) -> Change:
             if run["status"] != "RUNNING" and (everything or run["status"] != "SUCCESS"):
                 run["past"] = True
         state |= {"failed_cnt": 0, "cancel_requested": False, "status": "INIT"}
+        state.pop("not_after", None)
         document.get("flow", {}).pop("held_by", None)
         trim(document)
 
@@ -400,6 +405,8 @@ def republish(
             state.pop("start_time", None)
             if start is not None:
                 state["start_time"] = start
+        if replacement is not None or clean_failed or clean_success:
+            state.pop("not_after", None)
         dropped: set[str] = set()
         if clean_failed:
             dropped |= {"FAIL", "TIMEOUT", "CANCELED"}

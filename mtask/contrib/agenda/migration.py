@@ -12,7 +12,7 @@ from mtask.contrib.agenda import rules
 from mtask.contrib.agenda.jobs import Document, Jobs
 from mtask.contrib.agenda.rules import Left, Move, Repeat
 from mtask.errors import InvalidInput
-from mtask.features.registry.rules import Declaration
+from mtask.arguments.publish import Declaration
 from mtask.features.schedules.client import ScheduleArguments, ScheduleSpec
 from mtask.kernel.document.options import TaskOptions
 

@@ -82,7 +82,7 @@ def begin(following: str, gather: x.Expression, now: x.Expression, is_new: x.Exp
     at_once, due = ({"$cond": [is_new, now, other]} for other in ("$$REMOVE", f"{x.STATE}.create_time"))
     state = {
         "$mergeObjects": [
-            x.without(x.STATE, "start_time", "finish_time", "reason", "next_id"),
+            x.without(x.STATE, "start_time", "not_after", "finish_time", "reason", "next_id"),
             moved_to(f"{following}.queue", now),
             {
                 "status": TaskStatus.INIT.value,

@@ -63,7 +63,9 @@ async def test_breaker_opens_for_all_probes_one_task_at_a_time_and_closes_with_a
         if kind == "name":  # what the breaker does not guard goes on
             await bench.client.publish("other", key="1")
             await bench.status("other:1", "SUCCESS")
-        [reason, *_] = (await bench.client.inspect(bench.tasks.find_one({"task_state.status": "INIT"})["_id"])).reasons
+        waiting = bench.tasks.find_one({"task_state.status": "INIT"})
+        assert waiting is not None
+        [reason, *_] = (await bench.client.inspect(waiting["_id"])).reasons
         assert (reason.code, reason.until is not None) == ("paused", True)
         [finding] = [each for each in await bench.client.diagnose() if each.check == "breakers"]
         assert "down" in finding.message
