@@ -144,6 +144,7 @@ def _options(settings: Settings) -> WorkerOptions:
         queues=queues,
         concurrency=settings.concurrency,
         burst=settings.burst,
+        hands_on=not settings.reload,
         scheduler=settings.scheduler and not settings.burst,
         worker_id=settings.worker_id,
         shutdown_timeout=timedelta(seconds=settings.shutdown_timeout),

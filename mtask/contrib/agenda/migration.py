@@ -12,7 +12,7 @@ from mtask.contrib.agenda import rules
 from mtask.contrib.agenda.jobs import Document, Jobs
 from mtask.contrib.agenda.rules import Left, Move, Repeat
 from mtask.errors import InvalidInput
-from mtask.arguments.publish import Declaration
+from mtask.features.registry.client import RegisteredHandler
 from mtask.features.schedules.client import ScheduleArguments, ScheduleSpec
 from mtask.kernel.document.options import TaskOptions
 
@@ -82,7 +82,7 @@ class Migration:
         self._jobs = jobs
         self._names = names
         self._timezone = timezone
-        self._declared: dict[str, Declaration | None] = {}
+        self._handlers: dict[str, RegisteredHandler | None] = {}
         known = jobs.names() if names else set()
         for name in names:
             if name not in known:
@@ -144,20 +144,19 @@ class Migration:
     def _checked(self, job_id: Any) -> Move:
         """Return what would become of one job; raise Left or InvalidInput."""
         move = self._move_of(self._jobs.job(job_id))
-        declared = self._declaration(move.name)
-        if declared is not None:
-            declared.bind(move.params)
+        handler = self._handler(move.name)
+        if handler is not None and handler.declaration is not None:
+            handler.declaration.bind(move.params)
         if move.repeat is None:
             TaskSpec(move.name, move.params, key=move.key, start_time=move.next_run, **_options(move)).prepare()
         else:
             ScheduleSpec(move.key, move.name, move.repeat.trigger, move.params, **_when(move, move.repeat)).prepare()
         return move
 
-    def _declaration(self, name: str) -> Declaration | None:
-        if name not in self._declared:
-            found = self._client.get_handler(name)
-            self._declared[name] = None if found is None else found.declaration
-        return self._declared[name]
+    def _handler(self, name: str) -> RegisteredHandler | None:
+        if name not in self._handlers:
+            self._handlers[name] = self._client.get_handler(name)
+        return self._handlers[name]
 
 
 def _options(move: Move) -> TaskOptions:
