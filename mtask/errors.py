@@ -73,6 +73,7 @@ MtaskError
 └── Verdict                      raised *by* a handler to end its run
     ├── Fail                     the task fails and is not tried again
     └── Retry                    the task is tried again; this run does not count as a failure
+        └── RateLimited          so are others of its name, queue or limit_key, not before some time
 ```
 
 Each error keeps its details as attributes. The message is made from these details and says what to do next.

@@ -38,7 +38,7 @@ def waiting(random: Random) -> Document:
     document["flow"].setdefault("held_by", "task:a")
     state = document["task_state"]
     state |= {"status": "WAITING", "worker_states": [], "cancel_requested": False, "failed_cnt": 0}
-    for field in ("next_preempt_time", "finish_time", "reason"):
+    for field in ("next_preempt_time", "finish_time", "reason", "not_after"):  # steps do not expire
         state.pop(field, None)
     document.pop("expire_time", None)
     return document

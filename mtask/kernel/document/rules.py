@@ -191,10 +191,14 @@ def preemptable_at(task: Task, worker_id: str, now: datetime) -> datetime | None
 
 
 def is_claimable(task: Task, worker_id: str, now: datetime) -> bool:
-    """Whether this worker's claim changes the task at `now`: it takes the task, or ends it because it has expired."""
+    """Whether this worker's claim changes the task at `now`: it takes the task, or ends it because it has expired.
+
+    Only a worker that might have taken the task ends it.
+    """
     if may_take(task, worker_id, now):
         return True
-    return is_expired(task, now) and not task.status.is_final and status(task, now).is_final
+    is_over = is_expired(task, now) and not task.status.is_final and status(task, now).is_final
+    return is_over and is_candidate(task, worker_id, now)
 
 
 def is_interrupted(task: Task, now: datetime) -> bool:

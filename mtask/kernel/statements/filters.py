@@ -152,7 +152,9 @@ def claimable(queues: Sequence[str], names: Sequence[str], worker_id: str, horiz
     mine = {"worker_id": worker_id, "status": {"$in": [RunStatus.RUNNING.value, RunStatus.SUCCESS.value]}}
     until = x.add_ms(x.NOW, horizon_ms)
     me = x.literal(worker_id)
-    is_mine_to_take = {"$and": [rules.is_candidate(me, until), {"$lte": [rules.ready_time(me), until]}]}
+    # An expired task is not delayed: it is to be ended.
+    is_ready = {"$or": [{"$lte": [rules.ready_time(me), until]}, rules.is_expired(until)]}
+    is_mine_to_take = {"$and": [rules.is_candidate(me, until), is_ready]}
     # None matches a malformed task that lacks the field. Some worker must find such a task.
     absent = [None] if horizon_ms else []
     return {

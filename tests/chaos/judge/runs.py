@@ -159,7 +159,7 @@ class RunJudge:
         if earlier.status is RunStatus.RUNNING:
             self._unchanged(change, earlier, run)
             self._report("stale_results", change, "a running run shows what only an ended one has", run)
-        else:
+        elif earlier.model_copy(update={"error": run.error}) != run:  # the newest failed run alone keeps its error
             was = _ending(earlier)
             self._report("stale_results", change, "an ended run was changed", run, was=was, became=_ending(run))
 
