@@ -5,7 +5,7 @@ In this folder, with MTASK_URI for a MongoDB that is a replica set:
   python manage.py migrate --run-syncdb && python manage.py runserver
   python manage.py mtask_worker
 
-It takes `pip install 'mtask[django]' django-mongodb-backend`. Then:
+It takes `pip install '.[django]' django-mongodb-backend` in a clone of mtask. Then:
 
   curl localhost:8000/orders/7 --json '{"item": "book", "to": "ada@example.com"}'
   curl localhost:8000/orders/7

@@ -132,6 +132,11 @@ def test_installed_wheel_runs_in_an_empty_environment(installed: Environment) ->
     assert names == sorted(mtask.__all__)
 
 
+def test_index_of_packages_takes_both_with_their_pages(built: Built) -> None:
+    told = run(built.wheel.parent, sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist))
+    assert told.count("PASSED") == 2, told
+
+
 def test_wheel_holds_the_package_with_its_types_and_licence_and_nothing_else(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
