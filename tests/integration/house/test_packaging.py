@@ -133,7 +133,9 @@ def test_installed_wheel_runs_in_an_empty_environment(installed: Environment) ->
 
 
 def test_index_of_packages_takes_both_with_their_pages(built: Built) -> None:
-    told = run(built.wheel.parent, sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist))
+    told = run(
+        built.wheel.parent, sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist)
+    )
     assert told.count("PASSED") == 2, told
 
 
