@@ -111,26 +111,19 @@ def collected(parts: Sequence[Part]) -> Hooks:
             watches.setdefault(collection, []).append(wake)
     return Hooks(
         watches,
-        guards=_overridden(parts, "guard"),
-        skips=_any_of(_overridden(parts, "skips")),
+        guarding=_overriding(parts, "guard"),
+        skipping=_overriding(parts, "skips"),
         executions=_overridden(parts, "execution"),
-        ended=_overridden(parts, "ended"),
+        hearing=_overriding(parts, "ended"),
         upkeeps=_overridden(parts, "upkeep"),
         services=tuple(service for part in parts for service in part.services()),
         beats=_overridden(parts, "beat"),
     )
 
 
+def _overriding(parts: Sequence[Part], name: str) -> tuple[Part, ...]:
+    return tuple(part for part in parts if getattr(type(part), name) is not getattr(Part, name))
+
+
 def _overridden(parts: Sequence[Part], name: str) -> tuple[Callable[..., Any], ...]:
-    return tuple(getattr(part, name) for part in parts if getattr(type(part), name) is not getattr(Part, name))
-
-
-def _any_of(skips: Sequence[Callable[..., bool]]) -> Callable[..., bool]:
-    """Return one hook for all of these. It is called for each task, so a single one stays as it is."""
-    if not skips:
-        return lambda document: False
-    first, *others = skips
-    if not others:
-        return first
-    rest = _any_of(others)
-    return lambda document: first(document) or rest(document)
+    return tuple(getattr(part, name) for part in _overriding(parts, name))

@@ -63,6 +63,7 @@ class Breakers(Part):
         self._scope = scope
         self._store, self._clock, self._ledger = scope.store, scope.clock, scope.ledger
         self._controls = controls
+        controls.on_read = self._read
         self._of_names = {name: handler.breaker for name, handler in handlers.items() if handler.breaker is not None}
         #: The failures in a row.
         self._counts: dict[_Target, int] = {}
@@ -77,6 +78,12 @@ class Breakers(Part):
         self._wake = asyncio.Event()
         self._wake.set()
         self._is_stopping = False
+        self._read()
+
+    def _read(self) -> None:
+        """Note whether a breaker is open or may open: if none, the kernel asks nothing here."""
+        self.is_idle = not self._controls.opened
+        self.hears_successes = bool(self._of_names or self._controls.breakers or self._controls.opened)
 
     # --- what the kernel asks -------------------------------------------------------------------------------
 

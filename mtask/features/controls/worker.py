@@ -75,10 +75,13 @@ class Controls(Part):
         #: The controls with a breaker that has opened, by id, and the breakers of queues.
         self.opened: dict[str, Control] = {}
         self.breakers: dict[str, BreakerRule] = {}
+        #: Called when controls have been read, before anybody acts on them.
+        self.on_read: Callable[[], object] = lambda: None
         #: Reads the controls again when the next pause ends.
         self._end_timer: asyncio.TimerHandle | None = None
         #: The limit_keys that wait, by queue.
         self._limited_keys: dict[str, frozenset[str]] = {}
+        self.is_idle = True
         #: What handlers have asked to hold back, each with the end (monotonic seconds). It is written soon.
         self._asked: dict[_Held, float] = {}
         self._ask = asyncio.Event()
@@ -263,6 +266,8 @@ class Controls(Part):
         }
         self.opened = {c.id: c for c in found if c.opened is not None}
         self.breakers = {c.target: c.breaker for c in of_queues if c.breaker is not None}
+        self.is_idle = not self._limited_keys
+        self.on_read()
         self.served.is_limited = bool(self.limits or self.tenant_limits)
         self.served.fair_queues = frozenset(c.target for c in of_queues if c.fair)
         self.keeps = {c.target: c for c in sound if c.keep_success is not None or c.keep_fail is not None}

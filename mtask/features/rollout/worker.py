@@ -23,7 +23,7 @@ from mtask.features.rollout.rules import (
 )
 from mtask.kernel.document.handlers import Handler
 from mtask.kernel.document.status import RunStatus
-from mtask.kernel.statements.filters import Filter
+from mtask.kernel.statements.filters import Filter, none_of
 from mtask.kernel.statements.finish import Outcome
 from mtask.kernel.worker.discovery.quarantine import Quarantine
 from mtask.kernel.worker.process.log import fields, logger, told
@@ -57,7 +57,8 @@ class Rollout(Part):
         self._quarantine = quarantine
         self._hands_on = hands_on
         self._versions = above_one(handlers.values())
-        self._guard = of_known_versions(self._versions)
+        self.always = [of_known_versions(self._versions)]
+        self.is_idle = True
         #: The last time at which the registry was read, by name, and what was read (monotonic seconds).
         self._read: dict[str, tuple[float, list[str]]] = {}
         self._reading = asyncio.Lock()
@@ -69,15 +70,14 @@ class Rollout(Part):
 
     # --- what this worker leaves to others ------------------------------------------------------------------
 
+    field = "version"
+
     def guard(self) -> list[Filter]:
-        """Return the guards that keep later versions out of claims and scans, and what does not fit."""
-        guards = [self._guard]
-        if self._left_alone:
-            now = monotonic()
-            self._left_alone = {made: until for made, until in self._left_alone.items() if until > now}
-            if self._left_alone:
-                guards.append({"$nor": [{"name": name, "declared": made} for name, made in self._left_alone]})
-        return guards
+        """Return the guard that keeps out of claims and scans what does not fit, beside later versions."""
+        now = monotonic()
+        self._left_alone = {made: until for made, until in self._left_alone.items() if until > now}
+        self.is_idle = not self._left_alone
+        return none_of([{"name": name, "declared": made} for name, made in self._left_alone])
 
     def skips(self, document: Mapping[str, Any]) -> bool:
         """Whether this worker must not claim a task now: it is of a later version, or made for one that others have."""
@@ -139,6 +139,7 @@ class Rollout(Part):
         self._counts[made] = until, count
         if count >= MANY:
             self._left_alone[made] = now + LEFT_ALONE
+            self.is_idle = False
             del self._counts[made]
         if made not in self._logged and len(self._logged) < MANY:
             self._logged.add(made)

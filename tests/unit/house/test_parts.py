@@ -120,11 +120,21 @@ def test_each_hook_that_a_part_overrides_is_collected() -> None:
 
 def test_what_no_part_overrides_is_empty() -> None:
     hooks = worker.collected([Part(), Part()])
-    assert (hooks.guards, hooks.executions, hooks.upkeeps, hooks.services, hooks.beats) == ((), (), (), (), ())
+    assert (hooks.guarding, hooks.executions, hooks.upkeeps, hooks.services, hooks.beats) == ((), (), (), (), ())
     assert not hooks.watches
     assert not hooks.skips({"sealed": "queue:mail"})
-    alone = Told("a", [])
-    assert worker.collected([Part(), alone]).skips == alone.skips
+
+
+def test_idle_parts_are_asked_about_their_field_alone() -> None:
+    idle, busy = Told("a", []), Told("b", [])
+    idle.is_idle, idle.field, idle.always = True, "version", [{"version": 1}]
+    hooks = worker.collected([idle, busy])
+    assert hooks.guard() == [{"version": 1}, {"sealed": "b"}]
+    assert not hooks.skips({"sealed": "a"})
+    assert hooks.skips({"sealed": "a", "version": 2})
+    idle.is_idle = False
+    assert hooks.guard() == [{"version": 1}, {"sealed": "a"}, {"sealed": "b"}]
+    assert hooks.skips({"sealed": "a"})
 
 
 #: What surfaces collect of the modules of features, by their names.

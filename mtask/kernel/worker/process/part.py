@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from mtask.kernel.document.handlers import Handler
+from mtask.kernel.document.status import RunStatus
 from mtask.kernel.document.task import StoredTask
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.operations.find_due import Scan
@@ -41,7 +42,18 @@ class Service:
 
 
 class Part:
-    """What a feature does in a worker."""
+    """What a feature does in a worker.
+
+    A part that nobody uses costs a look at these attributes, which it keeps up to date itself.
+    """
+
+    #: What each claim and each scan leaves out, beside what `guard` tells.
+    always: Sequence[Filter] = ()
+    #: Whether `guard` has nothing to tell now, and `skips` only of tasks with the field `field`.
+    is_idle = False
+    field = ""
+    #: Whether `ended` is to hear of successes, too.
+    hears_successes = False
 
     def watches(self) -> Mapping[str, Callable[[], object]]:
         """Return what the changes of a collection wake. It is woken, too, when a change may have gone unheard."""
@@ -82,10 +94,10 @@ class Hooks:
     """The hooks that the parts of a worker override, in the order of the parts. What none overrides costs nothing."""
 
     watches: Mapping[str, Sequence[Callable[[], object]]]
-    guards: Sequence[Callable[[], list[Filter]]]
-    skips: Callable[[Mapping[str, Any]], bool]
+    guarding: Sequence[Part]
+    skipping: Sequence[Part]
     executions: Sequence[Callable[[Handler], Execution | None]]
-    ended: Sequence[Callable[[HeldRun, Outcome | None], None]]
+    hearing: Sequence[Part]
     upkeeps: Sequence[Callable[..., Coroutine[Any, Any, None]]]
     services: Sequence[Service]
     beats: Sequence[Callable[[], Mapping[str, Any]]]
@@ -97,7 +109,22 @@ class Hooks:
 
     def guard(self) -> list[Filter]:
         """Return what each claim and each scan leaves out now."""
-        return [left_out for guard in self.guards for left_out in guard()]
+        found = [left_out for part in self.guarding for left_out in part.always]
+        return found + [left_out for part in self.guarding if not part.is_idle for left_out in part.guard()]
+
+    def skips(self, document: Mapping[str, Any]) -> bool:
+        """Whether this worker must leave a task alone now. It is called for each task."""
+        for part in self.skipping:  # noqa: SIM110 a generator for each task costs more
+            if (not part.is_idle or part.field in document) and part.skips(document):
+                return True
+        return False
+
+    def ended(self, run: HeldRun, outcome: Outcome | None) -> None:
+        """Tell the parts that hear of it how a run has ended."""
+        is_success = outcome is None or outcome.status is RunStatus.SUCCESS
+        for part in self.hearing:
+            if part.hears_successes or not is_success:
+                part.ended(run, outcome)
 
 
 # --- the gate --------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Finisher:
         settlers: Sequence[Settler],
         successes: Successes,
         watch: Callable[[HeldRun, Outcome], Begun] | None = None,
-        hear: Sequence[Callable[[HeldRun, Outcome | None], None]] = (),
+        hear: Callable[[HeldRun, Outcome | None], None] = lambda run, outcome: None,
     ) -> None:
         """`settlers` tell others of the ends. `watch` begins what runs around the writing of an outcome.
 
@@ -161,8 +161,7 @@ class Finisher:
         encoded. Middleware sees the outcome itself.
         """
         run.is_finishing = True
-        for hear in self._hear:
-            hear(run, outcome)
+        self._hear(run, outcome)
         stored = outcome if stored is None else stored
         if run.progress is not None:
             stored = replace(stored, progress=run.progress)
@@ -184,8 +183,7 @@ class Finisher:
 
     def heard(self, run: HeldRun) -> None:
         """Tell those who hear of ends that the transaction of a run has written its SUCCESS."""
-        for hear in self._hear:
-            hear(run, None)
+        self._hear(run, None)
 
     def tell_of_end(self, run: HeldRun, *, goes_on: bool) -> None:
         """Settle what the end of a run owes to others, now that it is written.
