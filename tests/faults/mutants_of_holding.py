@@ -42,7 +42,7 @@ HOLDING_MUTATIONS = (
     Mutation(
         "expired-task-forgotten",
         "A task that has expired is left to nobody: it stays INIT.",
-        (Edit(_RULES, "is_claimable", "return is_expired(task, now) and", "return False and"),),
+        (Edit(_RULES, "is_claimable", "is_over = is_expired(task, now) and", "is_over = False and"),),
         (_BETWEEN,),
     ),
     Mutation(
