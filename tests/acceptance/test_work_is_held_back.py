@@ -46,7 +46,8 @@ def test_no_task_starts_after_its_expiry_whatever_clocks_and_freezes(stage: Stag
         assert all(run["claim_time"] < state["not_after"] for run in state["worker_states"])
         if not runs_of(task):
             assert (state["status"], state["reason"]) == ("CANCELED", "expired before it started")
-    assert len({event.task_id for event in stage.events.starts()}) == len(started)
+    # A run that was claimed just before the freeze may have ended before its handler started.
+    assert {event.task_id for event in stage.events.starts()} <= {task["_id"] for task in started}
 
 
 def test_breaker_of_a_worker_that_was_killed_is_probed_and_closed_by_another_one(stage: Stage) -> None:

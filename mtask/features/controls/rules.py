@@ -83,7 +83,7 @@ class Opened(Stored):
 
     by: Text  #: the worker that makes the next probe
     time: Instant  #: when it opened
-    wait_ms: Annotated[int, Field(ge=1), WHOLE]
+    wait_ms: Annotated[int, Field(ge=1, le=MAX_BREAKER_WAIT_MS), WHOLE]
     until: Instant  #: the end of the wait: the server's clock shows it
     #: The worker `by` alone may make the probe until then. It moves this time on while it lives.
     held_until: Instant

@@ -155,7 +155,7 @@ class Published:
     created: bool
     updated: bool
     #: When the task was created, by the server's clock, if the publish asked for it: see `TaskSpec.tells_time`.
-    create_time: datetime | None = field(default=None, compare=False)
+    create_time: datetime | None = field(default=None, compare=False, repr=False)
 
 
 def milliseconds(duration: timedelta) -> int:

@@ -381,7 +381,7 @@ def test_an_update_that_would_break_a_task_is_refused(store: SyncStore) -> None:
         {"start": _NOW},
         {"params": {"$where": "$name", "deep": [{"$literal": 1}]}},
         {"queue": "$queue"},
-        {"specific_worker_ids": ["$w"], "retry_backoff": 2, "retain_fail_ms": 0, "run_timeout_ms": 1},
+        {"specific_worker_ids": ["$w"], "retry_backoff": 2, "retain_fail": 0, "run_timeout": 0.001},
     ],
 )
 def test_published_tasks_are_valid_and_read_back_as_given(store: SyncStore, given: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ CHANGES = [
     ("POST", "/v1/names/n:resume", None, "operate"),
     ("PUT", "/v1/queues/q/limit", {"concurrency": 1}, "operate"),
     ("PUT", "/v1/queues/q/keep", {"success": 1}, "operate"),
+    ("PUT", "/v1/queues/q/breaker", {"failures": 20, "wait": 30}, "operate"),
     ("PUT", "/v1/queues/q/fair", {"fair": True}, "operate"),
     ("PUT", "/v1/tenants/acme/limit", {"concurrency": 1}, "operate"),
     ("POST", "/v1/tenants/acme:pause", None, "operate"),

@@ -285,6 +285,7 @@ async def test_firing_under_a_key_that_somebody_has_published_is_told(
     async with scheduling_by(mongo_uri, database_name, 1):
         await until(lambda: len(keys(store)) == 2, message="the other schedule fires")
         await until(lambda: all(map(_has_fired, client.schedules())), message="both firings are made")
+        await until(lambda: "its key was taken" in caplog.text, message="it is told")
     told = [getattr(record, FIELDS) for record in caplog.records if "its key was taken" in record.message]
     assert told == [{"schedule_id": "taken", "key": key, "task": by_hand.task_id}]
     assert client.get("report", key).params == {"by": "hand"}

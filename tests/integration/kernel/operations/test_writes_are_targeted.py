@@ -393,6 +393,12 @@ def operated(client: Client, store: SyncStore) -> None:
     assert client.flow("h").head == "task:h/2"
 
 
+def asking(spec: TaskSpec) -> Iterator[None]:
+    """Ask for the create_time of a task, as a middleware around its publish."""
+    spec.tells_time = True
+    yield
+
+
 def without_worker(client: Client, source: Mongo) -> None:
     """What is published in a caller's transaction, calls that gather, a purge, and leases that lapse."""
     for _ in range(2):
@@ -402,6 +408,8 @@ def without_worker(client: Client, source: Mongo) -> None:
         client.publish("quick", key="in/0", session=session)
         client.publish_many([TaskSpec("quick", key="in/1"), TaskSpec("quick", key="in/2")], session=session)
     assert client.purge(status="INIT", name="quick", limit=2) == 2
+    with Client(source, database=client.database_name, middleware=(asking,)) as told:
+        assert told.publish("quick").create_time is not None
     store = SyncStore(source, client.database_name)
     flows(client, store)
     operated(client, store)
