@@ -10,7 +10,7 @@ import ast
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -393,7 +393,7 @@ def operated(client: Client, store: SyncStore) -> None:
     assert client.flow("h").head == "task:h/2"
 
 
-def asking(spec: TaskSpec) -> Iterator[None]:
+def asking(spec: TaskSpec) -> Generator[None, Any, None]:
     """Ask for the create_time of a task, as a middleware around its publish."""
     spec.tells_time = True
     yield
