@@ -28,7 +28,7 @@ _QUERIES: tuple[dict[str, Any], ...] = (
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_PUBLISHED, st.sampled_from(_TENANTS))
 def test_tenant_reads_and_changes_its_own_tasks_alone(
     mongo_uri: str, mongo: Mongo, database_name: str, published: list[tuple[str, str, str | None]], tenant: str
