@@ -43,7 +43,7 @@ HOLDING_MUTATIONS = (
         "expired-task-forgotten",
         "A task that has expired is left to nobody: it stays INIT.",
         (Edit(_RULES, "is_claimable", "is_over = is_expired(task, now) and", "is_over = False and"),),
-        (_BETWEEN,),
+        (_LATE_FAIL,),
     ),
     Mutation(
         "expiry-waits-for-the-retry",
