@@ -7,12 +7,8 @@ from datetime import timedelta
 from mtask.client import requests
 from mtask.errors import InvalidInput, shown
 from mtask.features.controls.client import Change
-from mtask.features.controls.rules import (
-    MAX_BREAKER_FAILURES,
-    MAX_BREAKER_WAIT_MS,
-    MIN_BREAKER_WAIT_MS,
-    check_target,
-)
+from mtask.features.controls.rules import check_target
+from mtask.kernel.document.handlers import MAX_BREAKER_FAILURES, MAX_BREAKER_WAIT_MS, MIN_BREAKER_WAIT_MS
 from mtask.kernel.operations.publish import milliseconds
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from mtask.features.breaker.rules import GRACE, HOLD
 from mtask.features.controls import operations as controls
-from mtask.features.controls.rules import MAX_BREAKER_WAIT_MS, Kind
+from mtask.features.controls.rules import Kind
+from mtask.kernel.document.handlers import MAX_BREAKER_WAIT_MS
 from mtask.kernel.driver.operation import Operation
 from mtask.kernel.statements import expressions as x
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mtask.features.controls.rest import ControlEntry, Timeout
-from mtask.features.controls.rules import MAX_BREAKER_FAILURES
+from mtask.kernel.document.handlers import MAX_BREAKER_FAILURES
 from mtask.kernel.document.options import WHOLE
 from mtask.web import views
 from mtask.web.access import Role

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from mtask.features.controls.rules import MAX_BREAKER_WAIT_MS, Opened
+from mtask.features.controls.rules import Opened
+from mtask.kernel.document.handlers import MAX_BREAKER_WAIT_MS
 from mtask.kernel.document.status import RunStatus
 from mtask.kernel.statements.finish import Outcome
 

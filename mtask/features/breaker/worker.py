@@ -98,13 +98,10 @@ class Breakers(Part):
 
     def skips(self, document: Mapping[str, Any]) -> bool:
         """Whether the breaker of a task is open, and the task is no probe of this worker."""
-        opened = self._controls.opened
-        if not opened:
-            return False
         task_id = document.get("_id")
         return any(
             document.get(control.kind) == control.target and (task_id is None or self._probes.get(id_) != task_id)
-            for id_, control in opened.items()
+            for id_, control in self._controls.opened.items()
         )
 
     def ended(self, run: HeldRun, outcome: Outcome | None) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from mtask.errors import InvalidInput
+from mtask.kernel.document.handlers import MAX_BREAKER_FAILURES, MAX_BREAKER_WAIT_MS, MIN_BREAKER_WAIT_MS
 from mtask.kernel.document.identity import check_name, check_tenant, check_text
 from mtask.kernel.document.options import WHOLE, PositiveCount
 from mtask.kernel.document.task import Instant, Text
@@ -24,7 +25,6 @@ MAX_LIMITED_KEYS = 1_000
 #: The most runs or starts that one document of permits can count.
 MAX_PERMITS = 1_000
 MAX_KEPT = 1_000_000
-MAX_BREAKER_FAILURES, MIN_BREAKER_WAIT_MS, MAX_BREAKER_WAIT_MS = 10_000, 100, 600_000
 MIN_WINDOW_MS, MAX_WINDOW_MS = 100, 86_400_000
 #: The advice about a control that cannot be read, for error messages.
 MENDING = (

@@ -118,8 +118,6 @@ class Controls(Part):
 
     def skips(self, document: Mapping[str, Any]) -> bool:
         """Whether the limit_key of a task waits."""
-        if not self._limited_keys:
-            return False
         keys, option = self._limited_keys.get(document.get("queue") or ""), document.get("task_option")
         return keys is not None and isinstance(option, Mapping) and option.get("limit_key") in keys
 

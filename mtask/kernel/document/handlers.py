@@ -45,6 +45,10 @@ class UpcastError(Exception):
         self.reason = reason
 
 
+#: The bounds of a breaker, of a handler or of a queue.
+MAX_BREAKER_FAILURES, MIN_BREAKER_WAIT_MS, MAX_BREAKER_WAIT_MS = 10_000, 100, 600_000
+
+
 @dataclass(frozen=True, slots=True)
 class Breaker:
     """When failures hold back the tasks of a handler: `failures` in a row, in one worker, for `wait` seconds at first.
@@ -284,7 +288,8 @@ def _checked_breaker(shown: str, breaker: Breaker | None) -> Breaker | None:
         raise HandlerError(shown, f"breaker is a Breaker(failures=20, wait=30), not {breaker!r}")
     is_count = isinstance(breaker.failures, int) and not isinstance(breaker.failures, bool)
     try:
-        is_right = is_count and 1 <= breaker.failures <= 10_000 and 100 <= breaker.wait_ms <= 600_000
+        is_right = is_count and 1 <= breaker.failures <= MAX_BREAKER_FAILURES
+        is_right = is_right and MIN_BREAKER_WAIT_MS <= breaker.wait_ms <= MAX_BREAKER_WAIT_MS
     except (TypeError, ValueError, OverflowError):
         is_right = False
     if not is_right:
