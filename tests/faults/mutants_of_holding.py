@@ -88,7 +88,7 @@ HOLDING_MUTATIONS = (
         "breaker-lets-all-pass",
         "An open breaker holds nothing back.",
         (Edit(_BREAKER, "Breakers.guard", "self._controls.opened.values()", "()"),
-         Edit(_BREAKER, "Breakers.skips", "if not opened:", "if True:")),
+         Edit(_BREAKER, "Breakers.skips", "self._controls.opened.items()", "()")),
         (_PROBES,),
     ),
     Mutation(
