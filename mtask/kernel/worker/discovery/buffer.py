@@ -104,6 +104,14 @@ class PreemptionQueue:
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._entries
 
+    def knows_begun(self, task_id: str, moment: float, *, is_lapsed: bool) -> bool:
+        """Whether the queue holds this begun task as it is stored: the same preemption time, the same open run or none.
+
+        `moment`: the stored preemption time, in seconds.
+        """
+        entry = self._entries.get(task_id)
+        return entry is not None and entry.is_begun and entry.moment == moment and entry.is_lapsed == is_lapsed
+
     @property
     def may_have_more(self) -> bool:
         """Whether more tasks may wait than this queue holds."""

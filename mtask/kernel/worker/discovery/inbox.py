@@ -87,8 +87,10 @@ class Inbox:
         elif self._skips(document):
             return
         elif is_begun or has_runs:
-            # Only its runs tell whether it was interrupted. A hint read brings them.
-            self._look_when_due(task_id, name, due)
+            # Only its runs tell whether it was interrupted. A hint read brings them. A task whose runs were read must
+            # not leave the queue for this read: others would begin before it.
+            if not self._queue.knows_begun(task_id, stored, is_lapsed=is_begun):
+                self._look_when_due(task_id, name, due)
         else:
             self._enqueue(
                 task_id, name, queue, priority, due, stored, is_simple=is_simple, tenant=tenant, limit_key=limit_key

@@ -116,6 +116,25 @@ async def test_urgent_task_and_lapsed_run_overtake_the_backlog_while_the_stream_
         assert gate.started[2:] == ["lapsed", "urgent"]
 
 
+@pytest.mark.usefixtures("dense")
+async def test_lapsed_run_that_a_scan_finds_again_stays_in_the_queue(working: Working) -> None:
+    gate = Gate()
+    async with resting(working, gate) as bench:
+        await bench.client.publish("work", key="lapsed")
+        _begin_elsewhere(bench, "work:lapsed")
+        inbox, queue = bench.worker.parts.inbox, bench.worker.parts.queue
+        await until(lambda: any(entry.is_begun for entry in queue._entries.values()), message="the lapse is found")
+        document = bench.tasks.find_one({"_id": "work:lapsed"})
+        assert document is not None
+        inbox.push("work:lapsed", document)
+        assert "work:lapsed" in queue
+        # One that was taken over, or closed, meanwhile is read again.
+        for changed in ({"next_preempt_time": datetime.now(UTC)}, {"status": "INIT"}):
+            await until(lambda: "work:lapsed" in queue, message="it is read")
+            inbox.push("work:lapsed", {**document, "task_state": {**document["task_state"], **changed}})
+            assert "work:lapsed" not in queue
+
+
 def _begin_elsewhere(bench: Bench, task_id: str) -> None:
     """Write a run of a worker that has died, whose lease has just lapsed."""
     now = datetime.now(UTC)
