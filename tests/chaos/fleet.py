@@ -61,7 +61,8 @@ class Place:
         self.history = History(folder)
         self.log_path = folder / f"{name}.log"
         self._command = list(command)
-        self._environment = {**os.environ, **environment}
+        #: A change has an effect from the next start on.
+        self.environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
 
@@ -78,7 +79,7 @@ class Place:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
-                env=self._environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

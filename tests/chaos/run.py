@@ -34,7 +34,8 @@ from tests.chaos.display import Display, Status
 from tests.chaos.fleet import PATIENCE, Fleet, Place, Sampler, python
 from tests.chaos.history import Clock, Document, History, Ledger, Sample
 from tests.chaos.load import shifting
-from tests.chaos.load.app import HISTORY_VARIABLE, isolated_names
+from tests.chaos.load.app import isolated_names
+from tests.chaos.load.notes import HISTORY_VARIABLE
 from tests.chaos.load.order import APPS, BACKLOG, BACKLOG_ONCE, ORDERED, WIDE, backlog
 from tests.chaos.load.tasks import LIMIT_KEY, LIMITED, PATIENT, SHORT
 from tests.chaos.nemeses import tracks

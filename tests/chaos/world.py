@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,7 +18,9 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 import mtask
+from mtask.arguments.publish import TaskRef
 from mtask.errors import MtaskError, TaskError
+from mtask.kernel.document.handlers import Handler
 from mtask.local import ReplicaSet
 from tests.chaos.controls import Controls
 from tests.chaos.fleet import PATIENCE, Fleet, Place, State
@@ -163,13 +165,13 @@ class World:
         except AssertionError:
             raise AssertionError(f"not within {_RECOVERY:g} s: working: {', '.join(missing)}") from None
 
-    def publish(self, name: str, params: dict[str, Any], **options: Any) -> str:
+    def publish(self, task: TaskRef, params: Mapping[str, Any], **options: Any) -> str:
         """Publish a task on behalf of a nemesis; it counts among the load."""
         key = uuid.uuid4().hex
-        task_id = f"{name}:{key}"
+        task_id = f"{task.name if isinstance(task, Handler) else task}:{key}"
 
         def publish() -> str:
-            done = self._client.publish(name, params, key=key, **{"queue": "load", **options})
+            done = self._client.publish(task, params, key=key, **{"queue": "load", **options})
             return "created" if done.created else "kept"
 
         self._ask("publish", task_id, publish)
@@ -181,6 +183,16 @@ class World:
         self._calls.write_all(sent)
         self._client.publish_many(specs)
         self._calls.write_all([call.told_now("created") for call in sent])
+
+    def have_ended(self, task_ids: Sequence[str]) -> bool:
+        """Whether these tasks have all ended. False while the database does not answer."""
+        tasks = self.mongo[self.database]["tasks"]
+        open_ones = {"_id": {"$in": task_ids}, "task_state.status": {"$in": ["INIT", "RUNNING"]}}
+        try:
+            with pymongo.timeout(5):
+                return tasks.count_documents(open_ones) == 0
+        except PyMongoError:
+            return False
 
     def cancel(self, task_id: str) -> None:
         """Cancel a task. It may have ended meanwhile."""

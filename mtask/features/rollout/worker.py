@@ -40,7 +40,8 @@ MAX_DELAY_MS = 200
 MANY = 100
 #: The time for which a worker believes what it has read of the registry, in seconds.
 _LASTS = 1.0
-_HANDED_ON = "handed on: the params do not fit this version"
+#: So begins the reason of a run that is handed on.
+HANDED_ON = "handed on: the params do not fit this version"
 
 #: The name of a handler, and the hash of a version that a publisher knew.
 _Made = tuple[str, str]
@@ -111,7 +112,7 @@ class Rollout(Part):
             run.task_id,
             run.run_id,
             RunStatus.CANCELED,
-            reason=f"{_HANDED_ON}: {outcome.reason}"[:MAX_REASON],
+            reason=f"{HANDED_ON}: {outcome.reason}"[:MAX_REASON],
             delay_ms=random.randint(1, MAX_DELAY_MS),
             misfit_since=misfit_since(run.task, run.run_id),
             traceparent=outcome.traceparent,

@@ -29,6 +29,7 @@ from tests.chaos.judge.queues import FiringJudge, Limit, LimitJudge, judge_pause
 from tests.chaos.judge.record.asked import Asked
 from tests.chaos.judge.record.course import Course
 from tests.chaos.judge.record.verdict import Verdict
+from tests.chaos.judge.releases import judge_misfits
 from tests.chaos.load.order import ORDERED, QUEUES
 from tests.chaos.load.tasks import ABORTING
 
@@ -76,6 +77,8 @@ def check(history: History, depositing: Collection[str] = DEPOSITING) -> Verdict
         schedule.judge(chain.tasks)
     judge_pauses(verdict, faults, chain.runs, chain.tasks)
     judge_logs(verdict, history.logs())
+    with _doubting("the ends of processes", verdict):
+        judge_misfits(verdict, chain.runs.values(), facts.get("ends", ()), clock)
     _judge_limits(limits, history, facts, chain, handlers, verdict)
     _judge_order(facts, faults, asked, chain, handlers, clock, verdict)
     course.conclude()

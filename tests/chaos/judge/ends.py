@@ -10,11 +10,12 @@ from mtask.kernel.document.status import FINAL_STATUSES
 from tests.chaos.judge.record.asked import PROMISES, TOLERANCE, Asked, Request
 from tests.chaos.judge.record.logs import Document, Life, TaskLog
 from tests.chaos.judge.record.verdict import Verdict
+from tests.chaos.load.release import GROWN, PRICED
 from tests.chaos.load.tasks import ABORTING, FORKING
 
 _FINAL = {status.value for status in FINAL_STATUSES}
 #: How the tasks of these handlers never end.
-_NEVER = {ABORTING: "SUCCESS", FORKING: "FAIL"}
+_NEVER = {ABORTING: "SUCCESS", FORKING: "FAIL", GROWN: "FAIL", PRICED: "FAIL"}
 
 
 class EndJudge:

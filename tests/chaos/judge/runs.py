@@ -159,7 +159,8 @@ class RunJudge:
         if earlier.status is RunStatus.RUNNING:
             self._unchanged(change, earlier, run)
             self._report("stale_results", change, "a running run shows what only an ended one has", run)
-        elif earlier.model_copy(update={"error": run.error}) != run:  # the newest failed run alone keeps its error
+        # The newest failed run alone keeps its error, and the same write may begin the next round.
+        elif earlier.model_copy(update={"error": run.error, "past": earlier.past or run.past}) != run:
             was = _ending(earlier)
             self._report("stale_results", change, "an ended run was changed", run, was=was, became=_ending(run))
 

@@ -8,22 +8,17 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from mtask import App, Child, Context, Fail, Next, Retry
-from tests.chaos.history import Event, History, Ledger, Note
+from tests.chaos.load import release
+from tests.chaos.load.notes import HISTORY_VARIABLE, note, noted
 from tests.chaos.load.order import FAIRLY, METERED, SHARED
 from tests.chaos.load.resting import rest_often
 from tests.chaos.load.shifting import BACK, FORWARD
 from tests.chaos.load.tasks import ABORTING, ARRIVALS, FORKING, LIMITED, PATIENT, PAUSABLE, PROBE, TICK
 
-#: Names the history's folder in a worker's environment.
-HISTORY_VARIABLE = "MTASK_TEST_HISTORY"
 QUEUE = "load"
 _LOOK = 0.01
 
@@ -49,32 +44,6 @@ if HISTORY_VARIABLE in os.environ:  # a worker of a run, and no process that onl
 def isolated_names() -> list[str]:
     """Return the names of the handlers that run in executors."""
     return sorted(handler.name for handler in app if handler.isolation == "process")
-
-
-@cache
-def _ledger() -> Ledger:
-    return Ledger(History(Path(os.environ[HISTORY_VARIABLE])).notes_path(os.getpid()))
-
-
-def note(context: Context, event: Event, detail: Sequence[str] = ()) -> None:
-    """Write down what a handler does, before it goes on."""
-    run = (context.task.id, context.run_id, context.worker_id, context.attempt)
-    _ledger().write(Note(event, *run, os.getpid(), time.monotonic(), list(detail)))
-
-
-@contextmanager
-def noted(context: Context, detail: Sequence[str] = ()) -> Iterator[None]:
-    """Note the start and the end of a handler; no end if its process died."""
-    note(context, "start", detail)
-    try:
-        yield
-    except asyncio.CancelledError:
-        note(context, "cancelled")
-        raise
-    except BaseException:
-        note(context, "raised")
-        raise
-    note(context, "end")
 
 
 @app.task(queue=QUEUE)
@@ -362,6 +331,7 @@ async def _ordered(context: Context, seconds: float = 0.0, failures: int = 0) ->
 
 app.task(name="metered", queue=METERED)(_ordered)
 app.task(name="fairly", queue=FAIRLY)(_ordered)
+app.include(release.deployed())
 
 #: The app of the other workers. Each of the two apps has one handler that the other has not, and they share its queue.
 sibling = App()

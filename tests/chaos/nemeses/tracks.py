@@ -22,6 +22,7 @@ from tests.chaos.controls import CONCURRENCY
 from tests.chaos.fleet import Place, State
 from tests.chaos.judge.executors import KILLING
 from tests.chaos.load.order import LIMITS, ORDERED, OTHER_LIMITS
+from tests.chaos.load.release import PARAMS, RELEASES, VARIABLE, Release
 from tests.chaos.load.tasks import LIMIT_KEY, LIMITED, LONG, PATIENT, PAUSABLE, SHORT
 from tests.chaos.nemeses import breaks
 from tests.chaos.nemeses.links import Direction
@@ -29,6 +30,8 @@ from tests.chaos.world import World
 from tests.mongo import eventually
 
 Nemesis = Callable[[World, Random], None]
+#: The tasks of each name that a deploy brings at each worker; and the time that the new release has for all of them.
+_OF_EACH, _DEPLOYED = 5, 60.0
 _Loss = Callable[[ReplicaSet], AbstractContextManager[breaks.Break]]
 
 
@@ -103,18 +106,54 @@ def _freeze(world: World, random: Random, places: Sequence[Place], name: str, se
 
 def rolling_restart(world: World, random: Random) -> None:
     """Restart all workers one after the other, in good order, as a deployment does."""
-    names = [place.name for place in world.mortals]
-    random.shuffle(names)
-    with world.fault("rolling restart", " ".join(names)) as episode:
+    places = random.sample(world.mortals, len(world.mortals))
+    with world.fault("rolling restart", " ".join(place.name for place in places)) as episode:
         codes = {}
-        for name in names:
-            place = world.workers[name]
+        for place in places:
             with place.lock:
                 if place.state == State.UP and place.pid is not None:
-                    codes[name] = place.stop()
+                    codes[place.name] = place.stop()
                     place.start()
             world.wait(0.5)
         episode.detail["exit_codes"] = codes
+
+
+def rolling_deploy(world: World, random: Random) -> None:
+    """Deploy a release with other params while its tasks come in, one worker after the other; then go back."""
+    places = random.sample(world.mortals, len(world.mortals))
+    with world.fault("rolling deploy", " ".join(place.name for place in places)) as episode:
+        published = _publish_for(world, "new")  # the publishers are deployed first
+        for place in places:
+            _deploy(place, "new")
+            published += _publish_for(world, "former") + _publish_for(world, "new")
+        published += _publish_for(world, "new")
+        episode.detail["published"] = published
+        # What is made for the new release does not run on the former one. While it waits, no worker goes back.
+        with suppress(AssertionError):
+            eventually(
+                lambda: world.have_ended(published), _DEPLOYED, "the new release has done its tasks", interval=0.2
+            )
+            episode.detail["is_undone"] = True
+            for place in places:
+                _deploy(place, "former")
+                _publish_for(world, "former")
+
+
+def _deploy(place: Place, release: Release) -> None:
+    with place.lock:
+        place.environment[VARIABLE] = release
+        if place.state == State.UP and place.pid is not None:
+            place.stop()
+            place.start()
+
+
+def _publish_for(world: World, release: Release) -> list[str]:
+    handlers = RELEASES[release].handlers
+    return [
+        world.publish(handlers[name], params, **PATIENT)
+        for name, params in PARAMS[release].items()
+        for _ in range(_OF_EACH)
+    ]
 
 
 # --- the database ---------------------------------------------------------------------------------------------
@@ -369,6 +408,7 @@ TRACKS = (
             "kill publisher": kill_publisher,
             "freeze publisher": freeze_publisher,
             "rolling restart": rolling_restart,
+            "rolling deploy": rolling_deploy,
             "kill all workers": kill_all_workers,
         },
     ),

@@ -246,6 +246,7 @@ class Story:
         delay: float | None = None,
         following: OwedTask | None = None,
         reason: str = "no",
+        error: Document | None = None,
     ) -> None:
         """End a run; its handler ends first."""
         ends = {RunStatus.SUCCESS: "end", RunStatus.FAIL: "raised", RunStatus.CANCELED: "cancelled"}
@@ -255,6 +256,7 @@ class Story:
         outcome = Outcome(
             task_id, run_id, status, reason=reason, final=final, delay_ms=delay_ms, jitter=0.5, next=following
         )
+        outcome.error = error
         self.apply(task_id, finish([outcome], instant(self.now)))
 
     def next_of(self, task_id: str, run_id: str, **options: Any) -> OwedTask:

@@ -90,6 +90,39 @@ def child_that_a_handler_cannot_terminate(story: Story) -> None:
     story.finish(task_id, run_id, FAIL)
 
 
+@SCENES.violate("wrong_ends")
+def failure_of_what_only_a_later_release_can_run(story: Story) -> None:
+    task_id, run_id = story.running("grown", max_retries=0)
+    story.finish(task_id, run_id, FAIL)
+
+
+@SCENES.violate("wasted_runs")
+def worker_that_takes_at_once_what_it_has_handed_on(story: Story) -> None:
+    handed_on(story, between=5.0)
+
+
+@SCENES.allow
+def worker_that_takes_after_a_while_what_it_has_handed_on(story: Story) -> None:
+    handed_on(story, between=31.0)
+
+
+@SCENES.allow
+def worker_that_is_restarted_after_it_has_handed_on(story: Story) -> None:
+    handed_on(story, between=5.0)
+    end = {"place": "w1", "pid": 1, "exit_code": -9, "expected": True, "began": 0.0, "at": story.now - 2.0}
+    story.facts["ends"] = [end]
+
+
+def handed_on(story: Story, between: float) -> None:
+    """Let a worker hand a task on, and claim it again; then another one runs it."""
+    task_id = story.publish("grown")
+    for wait in (between, 0.1):
+        run_id = story.claim(task_id)
+        story.finish(task_id, run_id, CANCELED, reason="handed on: the params do not fit this version: unit")
+        story.wait(wait)
+    story.finish(task_id, story.claim(task_id, "w2"))
+
+
 @SCENES.violate("wrong_ends", "wrong_effects")
 def success_of_an_aborted_transaction(story: Story) -> None:
     task_id, run_id = story.running("aborting")

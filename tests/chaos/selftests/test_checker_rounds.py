@@ -91,6 +91,20 @@ def round_that_is_tried_again(story: Story) -> None:
 
 
 @SCENES.allow
+def second_failure_that_begins_the_next_round(story: Story) -> None:
+    """One write takes the error of the first failure, which only the newest one keeps, and makes its run past."""
+    publish(story, "c1")
+    raised = {"type": "RuntimeError", "traceback": "..."}
+    story.finish(TASK, begin(story), RunStatus.FAIL, error=raised)
+    story.wait(1.0)
+    second = begin(story)
+    publish(story, "c2")
+    story.finish(TASK, second, RunStatus.FAIL, error=raised)
+    story.wait(0.1)
+    end(story, begin(story))
+
+
+@SCENES.allow
 def call_that_is_sent_again(story: Story) -> None:
     """Its publisher was not told of the first time. By the second time its round has passed."""
     publish(story, "c1")

@@ -26,6 +26,7 @@ Kind = Literal[
     "wrong_executors",
     "wrong_ends",
     "engine_failures",
+    "wasted_runs",
 ]
 
 #: Each must be zero.
@@ -49,6 +50,7 @@ KINDS: Mapping[Kind, str] = {
     "wrong_executors": "executors with two handlers, and deaths of executors that were not told at once",
     "wrong_ends": "ends that the handler cannot have",
     "engine_failures": "parts of the engine that failed by a fault of their own, as the workers' logs tell",
+    "wasted_runs": "runs of what a worker had just handed on to another release",
 }
 #: Examples kept of each kind.
 MAX_EXAMPLES = 10
@@ -216,6 +218,7 @@ class Verdict:
     wrong_executors: Finding = field(default_factory=Finding)
     wrong_ends: Finding = field(default_factory=Finding)
     engine_failures: Finding = field(default_factory=Finding)
+    wasted_runs: Finding = field(default_factory=Finding)
     #: Why the history proves nothing, whatever the counts say: the first reasons, and how many there are.
     not_proven: list[str] = field(default_factory=list)
     doubts: int = 0
