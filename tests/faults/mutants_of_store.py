@@ -149,6 +149,13 @@ STORE_MUTATIONS = (
          "test_lock_is_free_if_a_call_is_cancelled_after_its_time_limit_while_another_holds_the_lock",),
     ),
     Mutation(
+        "monitor-waits-for-a-change",
+        "A client that is told of no primary waits for two minutes, until its monitor hears of the server again.",
+        (Edit(_MENDING, "_check_at_once", "server._monitor.cancel_check()", "pass"),),
+        ("tests/integration/kernel/driver/test_checks.py::"
+         "test_sync_client_that_was_told_of_no_change_writes_again",),
+    ),
+    Mutation(
         "woken-for-nothing",
         "A call that is cancelled when it gets a connection leaves the next one waiting, though a connection is free.",
         (Edit(_MENDING, "wait_for_condition", "condition.notify()", "pass"),),

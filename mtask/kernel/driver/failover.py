@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from inspect import iscoroutinefunction
 from typing import Any, Generic, Protocol, TypeVar
 
 import pymongo.asynchronous.pool
 import pymongo.asynchronous.topology
 import pymongo.lock
-from pymongo.errors import AutoReconnect
+import pymongo.synchronous.topology
+from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
 from pymongo.topology_description import TopologyDescription
 
 from mtask.kernel.driver.errors import translated
@@ -276,7 +278,8 @@ async def cancel(task: asyncio.Future[Any]) -> None:
 
 # --- mending ---------------------------------------------------------------------------------------------
 
-# Mends how the driver waits. A call that was given up could lock the driver for ever.
+# Mends how the driver waits. A call that was given up could lock the driver for ever, and a monitor could wait for
+# minutes for what has happened already.
 
 _NAME = "_async_cond_wait"
 
@@ -305,6 +308,48 @@ def mend_waits() -> None:
     for module in (pymongo.lock, pymongo.asynchronous.pool, pymongo.asynchronous.topology):
         if hasattr(module, _NAME):
             setattr(module, _NAME, wait_for_condition)
+
+
+_HANDLE = "_handle_error"
+
+
+def mend_checks() -> None:
+    """Let the driver ask a server at once that is no primary any more, as an answer says, in place of waiting for it.
+
+    The driver then knows no primary until its monitor hears of the server again. The monitor waits for a change of the
+    topology. It hears of none if the answer came after the change, or if there was none: some answers do not say to
+    which state of the topology they belong. With `connect.QUIET`, the monitor waits for two minutes. After an error of
+    the network, the driver ends this wait itself.
+
+    This holds for all clients of the driver in this process.
+    """
+    for module in (pymongo.asynchronous.topology, pymongo.synchronous.topology):
+        handle = getattr(module.Topology, _HANDLE, None)
+        if handle is not None and handle.__module__ != __name__:
+            setattr(module.Topology, _HANDLE, (_async_checking if iscoroutinefunction(handle) else _checking)(handle))
+
+
+def _async_checking(handle: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def handle_and_check(topology: Any, address: Address, context: Any) -> None:
+        await handle(topology, address, context)
+        _check_at_once(topology, address, context.error)
+
+    return handle_and_check
+
+
+def _checking(handle: Callable[..., None]) -> Callable[..., None]:
+    def handle_and_check(topology: Any, address: Address, context: Any) -> None:
+        handle(topology, address, context)
+        _check_at_once(topology, address, context.error)
+
+    return handle_and_check
+
+
+def _check_at_once(topology: Any, address: Address, error: BaseException) -> None:
+    server = topology._servers.get(address)
+    is_answer = isinstance(error, NotPrimaryError | OperationFailure)
+    if is_answer and server is not None and not server.description.is_server_type_known:
+        server._monitor.cancel_check()
 
 
 async def wait_for_condition(condition: Condition, timeout: float | None) -> bool:

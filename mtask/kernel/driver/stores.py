@@ -37,7 +37,7 @@ from pymongo.write_concern import WriteConcern
 from mtask.kernel.driver import roles as rights
 from mtask.kernel.driver.codec import Codec
 from mtask.kernel.driver.errors import DUPLICATE_KEY, NOT_STORABLE, translated
-from mtask.kernel.driver.failover import WhilePrimary, mend_waits
+from mtask.kernel.driver.failover import WhilePrimary, mend_checks, mend_waits
 from mtask.kernel.driver.operation import COLLECTIONS, Call, Operation
 
 T = TypeVar("T")
@@ -222,6 +222,7 @@ class SyncStore:
     """Runs operations through a `pymongo.MongoClient`."""
 
     def __init__(self, client: MongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT) -> None:
+        mend_checks()
         self.client = client
         self.timeout = timeout
         self.codec = Codec()
@@ -308,6 +309,7 @@ class AsyncStore:
         self, client: AsyncMongoClient[Document], database: str, timeout: timedelta = OPERATION_TIMEOUT
     ) -> None:
         mend_waits()
+        mend_checks()
         self.client = client
         self.timeout = timeout
         self.codec = Codec()

@@ -1,0 +1,89 @@
+"""A client asks a server at once that is no primary any more, as an answer says, and does not wait for its monitor."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from pymongo.errors import PyMongoError
+from pymongo.monitoring import (
+    ServerHeartbeatFailedEvent,
+    ServerHeartbeatListener,
+    ServerHeartbeatStartedEvent,
+    ServerHeartbeatSucceededEvent,
+)
+
+from mtask.kernel.driver import connect
+from tests.chaos.nemeses.breaks import FAILURES
+from tests.mongo import PATIENCE
+from tests.mongo import Client as Mongo
+
+_APP = "quiet"
+
+
+class Waiting(ServerHeartbeatListener):
+    """Tells when a monitor waits for the server to report a change."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def started(self, event: ServerHeartbeatStartedEvent) -> None:
+        if event.awaited:
+            self.begun.set()
+
+    def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None: ...
+
+    def failed(self, event: ServerHeartbeatFailedEvent) -> None: ...
+
+
+#: The answers that do not say to which state of the topology they belong, and say that the server is no primary.
+_ANSWERS: list[dict[str, Any]] = [FAILURES["shutting down"], FAILURES["done, then stepped down"]]
+
+
+@pytest.fixture(params=_ANSWERS, ids=["error", "unconfirmed write"])
+def failure(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return what the server answers."""
+    data: dict[str, Any] = request.param
+    return data
+
+
+def _fail(mongo: Mongo, failure: dict[str, Any]) -> None:
+    """Let the next two writes fail: the driver repeats one itself."""
+    data = {"failCommands": ["update"], "appName": _APP, **failure}
+    mongo.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 2}, "data": data})
+
+
+def test_sync_client_that_was_told_of_no_change_writes_again(
+    mongo_uri: str, database_name: str, mongo: Mongo, failure: dict[str, Any]
+) -> None:
+    waiting = Waiting()
+    store = connect.sync_store(mongo_uri, database_name, _APP, event_listeners=[waiting], **connect.QUIET)
+    writes = store.database["writes"]
+    try:
+        writes.update_one({"_id": 1}, {"$set": {"a": 1}}, upsert=True)
+        assert waiting.begun.wait(PATIENCE)
+        _fail(mongo, failure)
+        with pytest.raises(PyMongoError):
+            writes.update_one({"_id": 1}, {"$set": {"a": 2}})
+        writes.update_one({"_id": 1}, {"$set": {"a": 3}})
+    finally:
+        store.close()
+
+
+async def test_async_client_that_was_told_of_no_change_writes_again(
+    mongo_uri: str, database_name: str, mongo: Mongo, failure: dict[str, Any]
+) -> None:
+    waiting = Waiting()
+    store = connect.async_store(mongo_uri, database_name, _APP, event_listeners=[waiting], **connect.QUIET)
+    writes = store.database["writes"]
+    try:
+        await writes.update_one({"_id": 1}, {"$set": {"a": 1}}, upsert=True)
+        assert await asyncio.to_thread(waiting.begun.wait, PATIENCE)
+        _fail(mongo, failure)
+        with pytest.raises(PyMongoError):
+            await writes.update_one({"_id": 1}, {"$set": {"a": 2}})
+        await writes.update_one({"_id": 1}, {"$set": {"a": 3}})
+    finally:
+        await store.close()
