@@ -122,9 +122,10 @@ def rolling_deploy(world: World, random: Random) -> None:
     """Deploy a release with other params while its tasks come in, one worker after the other; then go back."""
     places = random.sample(world.mortals, len(world.mortals))
     with world.fault("rolling deploy", " ".join(place.name for place in places)) as episode:
+        world.wait_working(places)
         published = _publish_for(world, "new")  # the publishers are deployed first
         for place in places:
-            _deploy(place, "new")
+            _deploy(world, place, "new")
             published += _publish_for(world, "former") + _publish_for(world, "new")
         published += _publish_for(world, "new")
         episode.detail["published"] = published
@@ -135,16 +136,18 @@ def rolling_deploy(world: World, random: Random) -> None:
             )
             episode.detail["is_undone"] = True
             for place in places:
-                _deploy(place, "former")
+                _deploy(world, place, "former")
                 _publish_for(world, "former")
 
 
-def _deploy(place: Place, release: Release) -> None:
+def _deploy(world: World, place: Place, release: Release) -> None:
+    """Give a worker this release, and wait until it works: then the next one has its turn."""
     with place.lock:
         place.environment[VARIABLE] = release
         if place.state == State.UP and place.pid is not None:
             place.stop()
             place.start()
+            world.wait_working([place])
 
 
 def _publish_for(world: World, release: Release) -> list[str]:
