@@ -30,8 +30,8 @@ from tests.chaos.world import World
 from tests.mongo import eventually
 
 Nemesis = Callable[[World, Random], None]
-#: The tasks of each name that a deploy brings at each worker; and the time that the new release has for all of them.
-_OF_EACH, _DEPLOYED = 5, 60.0
+#: The workers to which a release is deployed, the tasks of each name that come at each, and the time for all of them.
+_DEPLOYED_TO, _OF_EACH, _DEPLOYED = 2, 10, 60.0
 _Loss = Callable[[ReplicaSet], AbstractContextManager[breaks.Break]]
 
 
@@ -119,8 +119,11 @@ def rolling_restart(world: World, random: Random) -> None:
 
 
 def rolling_deploy(world: World, random: Random) -> None:
-    """Deploy a release with other params while its tasks come in, one worker after the other; then go back."""
-    places = random.sample(world.mortals, len(world.mortals))
+    """Deploy a release with other params while its tasks come in, to one worker after the other; then go back.
+
+    The others stay behind, as those do that are still to come.
+    """
+    places = random.sample(world.mortals, min(_DEPLOYED_TO, len(world.mortals)))
     with world.fault("rolling deploy", " ".join(place.name for place in places)) as episode:
         world.wait_working(places)
         published = _publish_for(world, "new")  # the publishers are deployed first
