@@ -140,13 +140,14 @@ async def publish(visit: Visit) -> Response:
         raise NotFound("No handler is registered under this name.")
     if found.declaration is None or found.declaration.hash != form.text("hash"):
         raise InvalidInput("The handler has another version now. Reload its page.", field="hash")
-    delay, key = form.seconds("delay"), form.exact("key") or ""
+    delay, expires, key = form.seconds("delay"), form.seconds("expires"), form.exact("key") or ""
     made = await visit.client.publish(
         name,
         params_in(form, fields_of(found.declaration)),
         key=check_key(key) if key else None,
         queue=form.text("queue") or None,
         delay=None if delay is None else timedelta(seconds=delay),
+        expires=None if expires is None else timedelta(seconds=expires),
     )
     task_name, _, task_key = made.task_id.partition(":")
     words = "is published" if made.created else "existed already, and stays as it is"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 from urllib.parse import quote
@@ -167,14 +168,16 @@ async def test_a_task_is_published_from_the_form_of_its_handler(
         assert all(f'name="param.{name}"' in page for name in GIVEN)
         given = {f"param.{name}": value for name, value in GIVEN.items()}
         sent = await visitor.send(
-            "/handler/publish?name=everything", hash=current, key="a/b c", queue="", delay="90s", **given
+            "/handler/publish?name=everything", hash=current, key="a/b c", delay="90s", expires="2h", **given
         )
         assert sent.status_code == 303, sent.text
         made = mongo[database_name]["tasks"].find_one({"_id": "everything:a/b c"})
         assert made is not None
         assert (made["queue"], made["declared"]) == ("mail", current)
         assert made["params"]["address"] == {"street": "x"}
-        assert made["task_state"]["start_time"] > made["task_state"]["create_time"]
+        state = made["task_state"]
+        assert state["start_time"] - state["create_time"] == timedelta(seconds=90)
+        assert state["not_after"] - state["create_time"] == timedelta(hours=2)
         assert "The task is published" in (await visitor.http.get(sent.headers["location"])).text
         again = await visitor.send("/handler/publish?name=everything", hash=current, key="a/b c", **given)
         assert "existed already" in (await visitor.http.get(again.headers["location"])).text
