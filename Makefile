@@ -44,7 +44,7 @@ check: lint ## Run linters, types, import contracts, unit and parity tests: make
 test: $(VENV)/.dev-ready ## Run linters, types, import contracts, tests and each fault once: make test [PYTEST_ARGS=...]
 	@# Side by side, because the type checker takes one core and the faults mostly wait.
 	$(MAKE) --no-print-directory --jobs lint compiled $(if $(PYTEST_ARGS),,faults-once $(shell test -x /usr/lib/wine/wine64 && echo mongodb-7-short))
-	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5 $(PYTEST_ARGS)
 
 # The modules of the tests are compiled once here, not in each test process: collecting does it.
 .PHONY: compiled
