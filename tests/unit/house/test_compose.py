@@ -185,4 +185,5 @@ def test_make_test_runs_each_check() -> None:
     for check in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         assert check in commands
     assert ["python", "-m", "tests.chaos", "--once"] in [command[:4] for command in commands]
-    assert commands[-1] == ["pytest", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them
+    whole = ["pytest", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]  # all of them
+    assert commands[-1] == [*whole, "--durations", "30", "--durations-min", "5"]
