@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import AwareDatetime, BaseModel, Field, StrictBool
+from pydantic import BaseModel, Field, StrictBool
 
 from mtask.errors import InvalidInput
 from mtask.features.controls.rules import MAX_KEPT, MAX_PERMITS, MAX_WINDOW_MS, MIN_WINDOW_MS, Control
@@ -12,7 +12,7 @@ from mtask.kernel.document.options import WHOLE
 from mtask.web import views
 from mtask.web.access import Role
 from mtask.web.bodies import about
-from mtask.web.models.common import Body, OpenAnswer, example
+from mtask.web.models.common import Body, Instant, OpenAnswer, example
 from mtask.web.paths import NameSegment, Segment, Tenant
 from mtask.web.routes.common import UNCONFIRMED, TheClient, router
 from mtask.web.schemas import says
@@ -96,8 +96,8 @@ _READ, _OPERATE = about(of_database=True), about(Role.OPERATE, of_database=True)
 Timeout = Annotated[
     float, Query(ge=0, le=60, description="Wait this long, in seconds, until every live worker confirms; else 202.")
 ]
-For = Annotated[float | None, Query(alias="for", gt=0, description="The pause ends by itself after these seconds.")]
-Until = Annotated[AwareDatetime | None, Query(description="The pause ends by itself at this instant, ISO 8601.")]
+For = Annotated[float | None, Query(alias="for", ge=0.001, description="The pause ends by itself after these seconds.")]
+Until = Annotated[Instant | None, Query(description="The pause ends by itself at this instant, ISO 8601.")]
 
 
 def _end(lasts: float | None, until: datetime | None) -> float | datetime | None:

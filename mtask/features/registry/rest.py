@@ -66,6 +66,7 @@ def _entry(found: RegisteredHandler) -> dict[str, Any]:
             "hash": version.hash,
             "is_current": version.is_current,
             "app_version": version.app_version,
+            "version": version.version,
             "since": views.plain(version.since),
             "queue": version.queue,
             "options": views.plain(dict(version.options)),

@@ -177,7 +177,7 @@ async def test_work_is_held_back_for_a_time(server: Serving) -> None:
     paused = (await server.ask("POST", f"{path}:pause?for=1800")).json()
     assert paused["paused"]
     assert paused["until"] > paused["update_time"]
-    for query in ("for=0", "until=soon", "for=1&until=2999-01-01T00:00:00Z"):
+    for query in ("for=0", "for=5e-324", "until=soon", "until=0.5", "for=1&until=2999-01-01T00:00:00Z"):
         assert (await server.ask("POST", f"{path}:pause?{query}")).status_code == 422, query
     later = (await server.ask("POST", "/v1/names/send:pause?until=2999-01-01T00:00:00Z")).json()
     assert later["until"].startswith("2999-01-01")
