@@ -132,7 +132,7 @@ async def test_routes_list_handlers_and_tell_of_one(store: SyncStore, serving: S
     async with serving() as server:
         (entry,) = (await server.ask("GET", "/v1/handlers")).json()["handlers"]
         assert (entry["name"], entry["workers"], len(entry["versions"])) == ("send", [], 2)
-        (version,) = entry["versions"]
+        version = entry["versions"][0]
         assert (version["hash"], version["version"]) == (entry["current"], 1)
         assert list(entry["params"]["properties"]) == ["to", "subject"]
         assert (await server.ask("GET", "/v1/handlers/send")).json() == entry
