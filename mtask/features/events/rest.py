@@ -18,7 +18,7 @@ from mtask.web.access import Caller
 from mtask.web.bodies import about
 from mtask.web.problems import Busy
 from mtask.web.routes.common import TheCaller, TheHub, TheRooms, router
-from mtask.web.schemas import Key
+from mtask.web.schemas import Key, Name
 
 routes = router("events")
 
@@ -28,6 +28,7 @@ _QUIET = 15.0
 #: the beginning of that instant. It sorts before those of all changes.
 _INSTANT, _BEGINNING = 18, "2B0229296E04"
 Keys = Annotated[list[Key] | None, Query(description="May be given several times.")]
+Names = Annotated[list[Name] | None, Query(description="May be given several times.")]
 Several = Annotated[list[str] | None, Query(description="May be given several times.")]
 
 
@@ -41,7 +42,7 @@ async def events(
     caller: TheCaller,
     hub: TheHub,
     rooms: TheRooms,
-    name: Several = None,
+    name: Names = None,
     queue: Several = None,
     key: Keys = None,
     kind: Annotated[list[EventKind] | None, Query(description="May be given several times.")] = None,

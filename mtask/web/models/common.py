@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from mtask.says import hints_of
-from mtask.web.schemas import CallId, Key, Lookup, Status, Tenant, Text, Wait
+from mtask.web.schemas import CallId, Key, Lookup, Name, Status, Tenant, Text, Wait
 
 ANY_JSON = "MongoDB extended JSON: {'$date': ...}, {'$oid': ...} and the like keep BSON's types."
 
@@ -65,7 +65,7 @@ _IN_JSON: Mapping[str, Any] = {
     "start_time": Instant,
     "tenant": Tenant,
 }
-EACH: Mapping[str, Any] = {"key": Key, "status": Status}
+EACH: Mapping[str, Any] = {"name": Name, "key": Key, "status": Status}
 
 
 def _in_json(name: str, told: Any) -> Any:

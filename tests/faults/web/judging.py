@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from mtask.web.page.reads import PATIENCE
 from mtask.web.page.rendering import SECURITY
+from tests.faults.web.app import without_own_error
 from tests.faults.web.hostile import Request
 from tests.faults.web.sending import Answer
 from tests.faults.web.texts import CANARY
@@ -102,8 +103,9 @@ class Judge:
         if answer.status == 405 and not answer.header("allow"):
             yield "405 without the methods that are allowed"
         yield from _in_headers(answer)
+        said = without_own_error(text)
         for words in _INNER:
-            if words in text and words.encode() not in request.body:
+            if words in said and words.encode() not in request.body:
                 yield f"inner text {words!r}"
         if any(secret in text for secret in self._secrets):
             yield "a secret in an answer"
