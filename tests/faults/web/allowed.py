@@ -16,7 +16,7 @@ from typing import Any
 
 import schemathesis
 
-from tests.faults.web.app import without_own_error
+from tests.faults.web.texts import without_own_error
 
 #: What the detail of a refusal matches, and why the schema cannot say it.
 REASONS: dict[str, str] = {

@@ -14,10 +14,9 @@ from importlib.resources import files
 
 from mtask.web.page.reads import PATIENCE
 from mtask.web.page.rendering import SECURITY
-from tests.faults.web.app import without_own_error
 from tests.faults.web.hostile import Request
 from tests.faults.web.sending import Answer
-from tests.faults.web.texts import CANARY
+from tests.faults.web.texts import CANARY, without_own_error
 
 #: What only a traceback, the driver or MongoDB writes.
 _INNER = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 #: A word that no template and no message of mtask holds: as a tag or an attribute, it is an injection.
@@ -131,3 +132,12 @@ JSON_ODD = (
     '"text"',
     "[]",
 )
+
+
+#: What a run keeps of the handler's own failure: from the head of its traceback to the line that raises.
+_OWN_ERROR = re.compile(r"Traceback \(most recent call last\):.{1,9000}?\bin refuse\b.{1,400}?Fail\b", re.DOTALL)
+
+
+def without_own_error(text: str) -> str:
+    """Return an answer without what `refuse` has raised: readers of a task see it, and nothing else of the kind."""
+    return _OWN_ERROR.sub("", text)
