@@ -30,6 +30,8 @@ REASONS: dict[str, str] = {
     r"give key, too|give start_time or delay|retain_success_ms is shorter": "they depend on each other",
     r"worker_timeout_ms \(\d+\) must exceed ping_interval_ms": "one option bounds another",
     r"are more than the \d+ that fit|specific_worker_ids allows only": "one option bounds another",
+    r"give for or until, not both|expires is of one task": "they depend on each other",
+    r"^params of '.*': give a mapping": "what the params of a handler are, its own schema says",
     r"is a task of mtask's own": "one name is mtask's own",
     r"is no step of the flow|names a dependency twice|was added already|in a circle": "steps name each other",
     r"these are \d+ values": "the values of all lookups are counted together",
