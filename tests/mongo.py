@@ -88,6 +88,7 @@ def fail_command(
     times: int | None = None,
     error_code: int | None = None,
     error_labels: Sequence[str] | None = None,
+    write_concern_error: Document | None = None,
     close_connection: bool = False,
     block_ms: int | None = None,
     app_name: str | None = None,
@@ -106,6 +107,8 @@ def fail_command(
         what["errorCode"] = error_code
     if error_labels is not None:
         what["errorLabels"] = list(error_labels)
+    if write_concern_error is not None:
+        what["writeConcernError"] = write_concern_error
     if close_connection:
         what["closeConnection"] = True
     if block_ms is not None:

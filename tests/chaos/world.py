@@ -25,7 +25,7 @@ from mtask.local import ReplicaSet
 from tests.chaos.controls import Controls
 from tests.chaos.fleet import PATIENCE, Fleet, Place, State
 from tests.chaos.history import Call, Document, Fault, Ledger, Operation
-from tests.chaos.load.tasks import task_id_of
+from tests.chaos.load.tasks import QUEUE, task_id_of
 from tests.chaos.nemeses.network import ReplicaSetProxy
 from tests.mongo import eventually
 
@@ -171,7 +171,7 @@ class World:
         task_id = f"{task.name if isinstance(task, Handler) else task}:{key}"
 
         def publish() -> str:
-            done = self._client.publish(task, params, key=key, **{"queue": "load", **options})
+            done = self._client.publish(task, params, key=key, **{"queue": QUEUE, **options})
             return "created" if done.created else "kept"
 
         self._ask("publish", task_id, publish)

@@ -17,9 +17,8 @@ from tests.chaos.load.notes import HISTORY_VARIABLE, note, noted
 from tests.chaos.load.order import FAIRLY, METERED, SHARED
 from tests.chaos.load.resting import rest_often
 from tests.chaos.load.shifting import BACK, FORWARD
-from tests.chaos.load.tasks import ABORTING, ARRIVALS, FORKING, LIMITED, PATIENT, PAUSABLE, PROBE, TICK
+from tests.chaos.load.tasks import ABORTING, ARRIVALS, FORKING, LIMITED, PATIENT, PAUSABLE, PROBE, QUEUE, TICK
 
-QUEUE = "load"
 _LOOK = 0.01
 
 #: How many of the log records the app's own log handler cannot take.

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtask import Flow
 from mtask.kernel.document.task import OnFailed
-from tests.chaos.load.tasks import PATIENT, Operation
+from tests.chaos.load.tasks import PATIENT, QUEUE, Operation
 
 #: The keys of flows begin so; those of other tasks do not.
 PREFIX = "flow/"
@@ -47,7 +47,7 @@ def _made(seed: int, publisher: str, batch: int) -> _Made | None:
     random = Random(f"{seed}/{publisher}/flow/{batch}")
     if random.random() >= _SHARE:
         return None
-    flow = Flow(f"{PREFIX}{publisher}/{batch}", queue="load", fail_fast=random.random() < 0.2, **PATIENT)
+    flow = Flow(f"{PREFIX}{publisher}/{batch}", queue=QUEUE, fail_fast=random.random() < 0.2, **PATIENT)
     names: list[str] = []
     task_ids: list[str] = []
     children: list[str] = []

@@ -107,7 +107,7 @@ class Publisher:
             calls = self._send("gather", [f"{call.name}:{call.key}"], call.call_id)
             try:
                 published = self._client.publish(
-                    call.name, params, key=call.key, queue="load", call_id=call.call_id, **call.way, **tasks.URGENT
+                    call.name, params, key=call.key, queue=tasks.QUEUE, call_id=call.call_id, **call.way, **tasks.URGENT
                 )
             except MtaskError as error:
                 self._told(calls, ["unknown"], str(error))

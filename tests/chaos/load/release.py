@@ -12,38 +12,38 @@ from typing import Any, Literal
 
 from mtask import App, Context
 from tests.chaos.load.notes import noted
+from tests.chaos.load.tasks import QUEUE
 
 Release = Literal["former", "new"]
 #: Names the release in a worker's environment. None there: the former one.
 VARIABLE = "MTASK_TEST_RELEASE"
 GROWN, PRICED = "grown", "priced"
-_QUEUE = "load"
 
 former, new = App(), App()
 
 
-@former.task(name=GROWN, queue=_QUEUE)
+@former.task(name=GROWN, queue=QUEUE)
 async def _grown_before(context: Context, value: int) -> int:
     """Return at once."""
     with noted(context):
         return value
 
 
-@new.task(name=GROWN, queue=_QUEUE)
+@new.task(name=GROWN, queue=QUEUE)
 async def _grown(context: Context, value: int, unit: str) -> str:
     """Return at once; ask for more than before."""
     with noted(context):
         return f"{value} {unit}"
 
 
-@former.task(name=PRICED, queue=_QUEUE)
+@former.task(name=PRICED, queue=QUEUE)
 async def _priced_before(context: Context, euros: int) -> int:
     """Return at once."""
     with noted(context):
         return euros
 
 
-@new.task(name=PRICED, queue=_QUEUE, version=2)
+@new.task(name=PRICED, queue=QUEUE, version=2)
 async def _priced(context: Context, cents: int) -> int:
     """Return at once; ask for the same by another name."""
     with noted(context):

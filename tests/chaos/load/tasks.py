@@ -17,6 +17,8 @@ from tests.chaos.load.order import QUEUES, own_options, params_of, urgent_option
 
 Operation = Literal["publish", "update", "cancel", "retry", "rerun", "gather"]
 
+#: The queue of all handlers but those that have one of their own.
+QUEUE = "load"
 #: The handlers of what is limited, paused and scheduled; each has a queue of its own, of the same name.
 LIMITED, PAUSABLE, TICK = "limited", "pausable", "tick"
 #: The handlers whose tasks always fail, as they abort their transaction, and that never do, though they fork.
@@ -128,7 +130,7 @@ def _spec(random: Random, publisher: str, number: int, workers: list[str], datab
             params = {"database": database, "seconds": round(random.choice((0.0, 0.0, 0.5, 2.0)), 2)}
             if kind == "deposit" and random.random() < 0.2:
                 params["goes_on"] = True
-    return TaskSpec(kind, params, key=key, queue=_OWN_QUEUES.get(kind, "load"), **extra)
+    return TaskSpec(kind, params, key=key, queue=_OWN_QUEUES.get(kind, QUEUE), **extra)
 
 
 def task_id_of(spec: TaskSpec) -> str:

@@ -111,11 +111,19 @@ def rolling_restart(world: World, random: Random) -> None:
         codes = {}
         for place in places:
             with place.lock:
-                if place.state == State.UP and place.pid is not None:
-                    codes[place.name] = place.stop()
-                    place.start()
+                if (code := _restart(place)) is not None:
+                    codes[place.name] = code
             world.wait(0.5)
         episode.detail["exit_codes"] = codes
+
+
+def _restart(place: Place) -> int | None:
+    """Restart a process in good order, and return its exit code; None: it was not up."""
+    if place.state != State.UP or place.pid is None:
+        return None
+    code = place.stop()
+    place.start()
+    return code
 
 
 def rolling_deploy(world: World, random: Random) -> None:
@@ -147,9 +155,7 @@ def _deploy(world: World, place: Place, release: Release) -> None:
     """Give a worker this release, and wait until it works: then the next one has its turn."""
     with place.lock:
         place.environment[VARIABLE] = release
-        if place.state == State.UP and place.pid is not None:
-            place.stop()
-            place.start()
+        if _restart(place) is not None:
             world.wait_working([place])
 
 

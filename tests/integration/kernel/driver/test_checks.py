@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -16,8 +17,7 @@ from pymongo.monitoring import (
 )
 
 from mtask.kernel.driver import connect
-from tests.chaos.nemeses.breaks import FAILURES
-from tests.mongo import PATIENCE
+from tests.mongo import PATIENCE, fail_command
 from tests.mongo import Client as Mongo
 
 _APP = "quiet"
@@ -39,24 +39,20 @@ class Waiting(ServerHeartbeatListener):
 
 
 #: The answers that do not say to which state of the topology they belong, and say that the server is no primary.
-_ANSWERS: list[dict[str, Any]] = [FAILURES["shutting down"], FAILURES["done, then stepped down"]]
+_ANSWERS: list[dict[str, Any]] = [
+    {"error_code": 91},
+    {"write_concern_error": {"code": 189, "errmsg": "stepped down"}},
+]
 
 
 @pytest.fixture(params=_ANSWERS, ids=["error", "unconfirmed write"])
-def failure(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return what the server answers."""
-    data: dict[str, Any] = request.param
-    return data
-
-
-def _fail(mongo: Mongo, failure: dict[str, Any]) -> None:
-    """Let the next two writes fail: the driver repeats one itself."""
-    data = {"failCommands": ["update"], "appName": _APP, **failure}
-    mongo.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 2}, "data": data})
+def failing(request: pytest.FixtureRequest, mongo: Mongo) -> AbstractContextManager[None]:
+    """Let the next two writes fail during the block: the driver repeats one itself."""
+    return fail_command(mongo, "update", times=2, app_name=_APP, **request.param)
 
 
 def test_sync_client_that_was_told_of_no_change_writes_again(
-    mongo_uri: str, database_name: str, mongo: Mongo, failure: dict[str, Any]
+    mongo_uri: str, database_name: str, failing: AbstractContextManager[None]
 ) -> None:
     waiting = Waiting()
     store = connect.sync_store(mongo_uri, database_name, _APP, event_listeners=[waiting], **connect.QUIET)
@@ -64,8 +60,7 @@ def test_sync_client_that_was_told_of_no_change_writes_again(
     try:
         writes.update_one({"_id": 1}, {"$set": {"a": 1}}, upsert=True)
         assert waiting.begun.wait(PATIENCE)
-        _fail(mongo, failure)
-        with pytest.raises(PyMongoError):
+        with failing, pytest.raises(PyMongoError):
             writes.update_one({"_id": 1}, {"$set": {"a": 2}})
         writes.update_one({"_id": 1}, {"$set": {"a": 3}})
     finally:
@@ -73,7 +68,7 @@ def test_sync_client_that_was_told_of_no_change_writes_again(
 
 
 async def test_async_client_that_was_told_of_no_change_writes_again(
-    mongo_uri: str, database_name: str, mongo: Mongo, failure: dict[str, Any]
+    mongo_uri: str, database_name: str, failing: AbstractContextManager[None]
 ) -> None:
     waiting = Waiting()
     store = connect.async_store(mongo_uri, database_name, _APP, event_listeners=[waiting], **connect.QUIET)
@@ -81,8 +76,7 @@ async def test_async_client_that_was_told_of_no_change_writes_again(
     try:
         await writes.update_one({"_id": 1}, {"$set": {"a": 1}}, upsert=True)
         assert await asyncio.to_thread(waiting.begun.wait, PATIENCE)
-        _fail(mongo, failure)
-        with pytest.raises(PyMongoError):
+        with failing, pytest.raises(PyMongoError):
             await writes.update_one({"_id": 1}, {"$set": {"a": 2}})
         await writes.update_one({"_id": 1}, {"$set": {"a": 3}})
     finally:
